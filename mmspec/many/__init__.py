@@ -1,1 +1,1 @@
-"""Many machines: prompts decoded by a pool of workers through Ray Data, into a folder that can be resumed."""
+"""Distributed decoding of prompts: a pool of Ray Data workers writes into a folder that can be resumed."""

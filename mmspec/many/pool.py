@@ -1,4 +1,4 @@
-"""Pool of workers through Ray Data: one pipeline for each GPU, or for each share of the CPU cores."""
+"""Pool of Ray Data workers: one pipeline for each GPU, or for each share of the CPU cores."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ __all__ = [
 
 
 class PipelineWorker:
-    """Loads a pipeline once, then decodes batches; what `ray.data` runs as an actor.
+    """Ray actor that loads a pipeline once and then decodes batches.
 
-    Every item is a call of its own, so that results are those of one machine whatever batches Ray makes.
+    Every item is a separate call, so that the results do not depend on Ray's batches.
 
     Args:
-        work: what to do.
+        work: model, accelerator and settings.
     """
 
     def __init__(self, work: Work) -> None:
@@ -57,14 +57,14 @@ class PipelineWorker:
             self.pipe.set_progress_bar_config(disable=True)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, list[int]]:
-        """Decode the items of a batch, and write a result for each; returns their indices."""
+        """Decode the items of a batch, write a result for each, and return their indices."""
         items = [Item(**json.loads(str(text))) for text in batch["item"]]
         for item in items:
             self.decode(item)
         return {"index": [item.index for item in items]}
 
     def decode(self, item: Item) -> None:
-        """Decode one item; its record is written last."""
+        """Decode one item; the record is written last."""
         seed = self.work.seed + item.index
         record: Json = {"index": item.index, "prompt": item.prompt, "seed": seed}
         if self.work.draws:
@@ -98,7 +98,9 @@ class PipelineWorker:
 def check_ray() -> None:
     """Raise MissingDependencyError unless Ray Data is installed."""
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError("--ray needs Ray Data: pip install 'mmspec[ray]'")
+        raise MissingDependencyError(
+            "Ray Data, which --ray needs, is not installed; run `pip install 'mmspec[ray]'`"
+        )
 
 
 def run_many(
@@ -107,32 +109,33 @@ def run_many(
     workers: int | None = None,
     on_done: Callable[[int], None] = lambda count: None,
 ) -> list[Json]:
-    """Decode all items that have no result yet; results of a worker that dies are decoded by another.
+    """Decode all items without a result; if a worker dies, another one decodes its items.
 
     Args:
-        work: what workers do.
-        items: all of them, done ones too.
-        workers: how many; None is one for each GPU of the cluster, or for every two CPU cores without.
-        on_done: told the number of results whenever one is there.
+        work: model, accelerator and settings.
+        items: all items, including finished ones.
+        workers: number of workers; None is one for each GPU of the cluster, or one for every two CPU cores
+            if there are no GPUs.
+        on_done: called with the number of results after each one.
 
     Returns:
-        The records of all items, in their order.
+        The records of all items, in order.
 
     Raises:
-        InputError: a folder or a number of workers that cannot be used.
+        InputError: the folder or the number of workers cannot be used.
         MissingDependencyError: Ray is not installed.
     """
     check_ray()
     left = open_folder(work, items)
     on_done(len(items) - len(left))
     if left:
-        with redirect_stdout(sys.stderr):  # Ray tells there of workers that died
+        with redirect_stdout(sys.stderr):  # Ray prints messages about dead workers
             _with_ray(work, left, workers, lambda done: on_done(len(items) - len(left) + done))
     return finished(work, items)
 
 
 def _with_ray(work: Work, left: Sequence[Item], workers: int | None, on_done: Callable[[int], None]) -> None:
-    """Decode on the cluster that is connected, or that RAY_ADDRESS names, or on this machine."""
+    """Decode on the connected cluster, on the one that RAY_ADDRESS names, or on this machine."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
@@ -153,16 +156,15 @@ def _decode(
     gpus, cores = int(cluster.get("GPU", 0)), int(cluster.get("CPU", 1))
     count = workers or gpus or max(1, cores // 2)
     if count > (gpus or cores):
-        raise InputError(
-            "--workers", count, f"at most {gpus or cores}: the cluster's {'GPUs' if gpus else 'cores'}"
-        )
+        rule = f"must be at most {gpus or cores}, the {'GPUs' if gpus else 'CPU cores'} of the cluster"
+        raise InputError("--workers", count, rule)
     share = max(1, cores // count)
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_errored_blocks = 0
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     rows = [{"item": json.dumps(asdict(item))} for item in items]
-    # Ray Data starts a worker that has died again, and hands its item to another one
+    # Ray Data restarts a dead worker, and passes its item to another one
     data = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
         PipelineWorker,
         fn_constructor_args=(replace(work, threads=share),),

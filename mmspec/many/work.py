@@ -1,4 +1,4 @@
-"""Work that many workers share: its items, the folder of their results, and what is still to be done."""
+"""Work that several workers share: its items, the folder of results, and the items left."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ JOB = "job.json"
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt, and what a pipeline is asked for it.
+    """One prompt with its images.
 
     Attributes:
-        index: in the whole work; results are named by it, and the seed follows from it.
-        prompt: in words; None for a class.
-        later: turns of the user's after the prompt, which see the answers to earlier ones.
-        images: paths or addresses.
-        label: the class to draw, for models of classes.
+        index: index in the whole work; it determines the file name of the result and the seed.
+        prompt: text of the prompt; None for a class.
+        images: paths or URLs.
+        label: class label, for class-conditional models.
+        later: user turns after the prompt; each is answered with the earlier turns and answers as context.
     """
 
     index: int
@@ -38,16 +38,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Work:
-    """Model, accelerator and settings that every worker loads; it travels to them.
+    """Model, accelerator and settings, which are sent to every worker.
 
     Attributes:
-        model: folder or hub id, as workers find it.
-        draws: whether it gives images.
-        accelerator, options: of `set_accelerator`.
+        model: folder or hub id, valid on the workers.
+        draws: whether the model generates images.
+        accelerator, options: arguments of `set_accelerator`.
         settings: keywords of every call.
-        seed: of item 0; item i has seed + i, whichever worker decodes it.
-        dtype: of the weights, by name; "auto" is the checkpoint's own.
-        folder: of the results.
+        seed: seed of item 0; item i has seed + i on every worker.
+        dtype: name of the data type of the weights; "auto" is that of the checkpoint.
+        folder: folder of the results.
+        threads: number of CPU threads of each worker.
     """
 
     model: str
@@ -61,22 +62,22 @@ class Work:
     threads: int = field(default=1, compare=False)
 
     def fingerprint(self, items: Sequence[Item]) -> str:
-        """A name for everything that results depend on."""
+        """Return a hash of everything that the results depend on."""
         own = {name: value for name, value in asdict(self).items() if name not in ("folder", "threads")}
         text = json.dumps([own, [asdict(item) for item in items]], sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
 
 def result_file(folder: str | Path, index: int) -> Path:
-    """The record of an item, which is written last: where it is, the item is done."""
+    """Return the path of an item's record, which is written last: if it exists, the item is done."""
     return Path(folder) / f"{index:05}.json"
 
 
 def open_folder(work: Work, items: Sequence[Item]) -> list[Item]:
-    """Make the folder of a work, or go on with one that was interrupted; returns the items that are left.
+    """Create the folder of a work, or resume an interrupted one; return the items without a result.
 
     Raises:
-        InputError: the folder cannot be written, or holds something else, such as results of other prompts.
+        InputError: the folder cannot be written, or holds other files or results of other prompts.
     """
     folder = Path(work.folder)
     mark = folder / JOB
@@ -86,21 +87,22 @@ def open_folder(work: Work, items: Sequence[Item]) -> list[Item]:
         if mark.is_file():
             stored = json.loads(mark.read_text(encoding="utf-8"))
             if stored["fingerprint"] != described["fingerprint"]:
-                allowed = "a folder that has no results of other prompts or settings"
-                raise InputError("--out", str(folder), allowed)
+                rule = "must not hold results of other prompts or settings"
+                raise InputError("--out", str(folder), rule)
         elif any(folder.iterdir()):
-            raise InputError("--out", str(folder), "a folder that is new or empty, or one to go on with")
+            rule = "must be a new or empty folder, or one with results of the same work to resume"
+            raise InputError("--out", str(folder), rule)
         else:
             with atomic_file(mark) as temporary:
                 temporary.write_text(json.dumps(described, indent=2, default=str) + "\n", encoding="utf-8")
     except InputError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError("--out", str(folder), f"a folder that can be written ({error})") from error
+        raise InputError("--out", str(folder), f"must be a folder that can be written ({error})") from error
     return [item for item in items if not result_file(folder, item.index).is_file()]
 
 
 def finished(work: Work, items: Sequence[Item]) -> list[Json]:
-    """The records of all items that are done, in their order."""
+    """Return the records of all finished items, in order."""
     paths = [result_file(work.folder, item.index) for item in items]
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.is_file()]

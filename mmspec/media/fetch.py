@@ -1,8 +1,8 @@
 """Downloads of images and videos from public addresses, protected against server-side request forgery.
 
-The host name is resolved once, every resolved address must be public, and the connection uses that address: a
-second lookup, a redirect or a proxy could lead elsewhere (vLLM CVE-2025-6242, CVE-2026-24779, CVE-2026-25960).
-Proxy settings of the environment are therefore ignored.
+The host name is resolved once, every resolved address must be public, and the connection uses that address:
+a second lookup, a redirect or a proxy could lead elsewhere (vLLM CVE-2025-6242, CVE-2026-24779,
+CVE-2026-25960). Proxy settings of the environment are therefore ignored.
 """
 
 from __future__ import annotations

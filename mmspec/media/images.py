@@ -1,7 +1,8 @@
 """Loading of images as RGB, within size limits; encoding of images; image grids.
 
-Five file formats are supported. Transparent pixels become white, and EXIF rotation is applied. Embedded colour
-profiles are ignored, and CMYK is converted by Pillow's plain formula, as transformers' processors expect.
+Five file formats are supported. Transparent pixels become white, and EXIF rotation is applied. Embedded
+colour profiles are ignored, and CMYK is converted by Pillow's plain formula, as transformers' processors
+expect.
 """
 
 from __future__ import annotations

@@ -15,9 +15,9 @@ __all__ = ["DEFAULT_LIMITS", "Described", "MediaLimits", "check_size"]
 class MediaLimits:
     """Limits on the size of images, videos and downloads.
 
-    Every function of `mmspec.media` checks them, and an error names the field to raise. With the defaults, one
-    image takes at most about 0.4 GB of memory, and every known decompression bomb is refused from its header.
-    `dataclasses.replace(limits, max_pixels=...)` changes one limit.
+    Every function of `mmspec.media` checks them, and an error names the field to raise. With the defaults,
+    one image takes at most about 0.4 GB of memory, and every known decompression bomb is refused from its
+    header. `dataclasses.replace(limits, max_pixels=...)` changes one limit.
 
     Args:
         max_bytes: bytes of one image as a file, in memory or in a `data:` URL.

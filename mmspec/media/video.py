@@ -52,7 +52,7 @@ def sample_indices(
 
     Args:
         total: number of frames of the video, at least 1.
-        timestamps: float64 [total], ascending times in seconds at which the frames are shown; None if unknown.
+        timestamps: float64 [total], ascending times in seconds of the frames; None if unknown.
         num_frames: number of frames to sample, 1..total.
         fps: number of frames to sample per second, at most about the frame rate; needs timestamps.
 
@@ -298,7 +298,7 @@ def _decode(data: bytes, request: Request) -> Video:
             if is_late.is_set():
                 rule = limits.rule("decode_timeout_s", "must be decoded within at most {} seconds")
             else:
-                text = "is damaged, truncated, or needs more than at most {} bytes of memory to decode"
+                text = "is damaged, truncated, or needs more than {} bytes of memory to decode"
                 rule = limits.rule("decode_memory_bytes", text)
             raise MediaError(request.argument, Described(f"{file_format(data)} data"), rule) from error
         finally:

@@ -1,4 +1,5 @@
-"""An HTTP server with OpenAI's routes: requests join the running batch as rows, and leave it when done.
+"""OpenAI-compatible HTTP server, started by `mmspec serve`.
 
-First come, first served; there is no scheduler. `mmspec serve` starts it.
+Requests enter the running batch as rows and leave it when they are finished (continuous batching). They are
+served in order of arrival; there is no scheduler.
 """

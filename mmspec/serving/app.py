@@ -1,4 +1,4 @@
-"""The server's application: routes, errors, health, metrics, and the web pages that may read answers."""
+"""ASGI application of the server: routes, error handlers, health, metrics and CORS."""
 
 from __future__ import annotations
 
@@ -38,13 +38,14 @@ def create_app(
     api_key: str | None = None,
     origins: Sequence[str] = (),
 ) -> ASGIApp:
-    """Make the ASGI application; its engines start and end with it.
+    """Create the ASGI application of the server; it starts and stops the engines.
 
     Args:
-        engines: not started yet.
-        metrics, limits: of the server; the engines count in these metrics.
-        api_key: bearer token of clients; None asks for nothing.
-        origins: of web pages that may read answers, as `read_origin` returns them.
+        engines: engines, not started yet.
+        metrics: metrics, the same as those of the engines.
+        limits: limits on requests.
+        api_key: bearer token that clients have to send; None disables authentication.
+        origins: allowed origins of web pages (CORS), as returned by `read_origin`.
     """
 
     @asynccontextmanager
@@ -66,7 +67,7 @@ def create_app(
     async def health() -> JSONResponse:
         dead = [engine.name for engine in engines if not engine.is_alive]
         if dead:
-            raise RequestError(503, f"the worker of {', '.join(dead)} has ended; restart the server")
+            raise RequestError(503, f"the worker of {', '.join(dead)} has failed; restart the server")
         return JSONResponse({"status": "ok", "models": [engine.name for engine in engines]})
 
     @app.get("/metrics")
@@ -85,7 +86,7 @@ def create_app(
     guarded = Guard(app, limits, api_key)
     if not origins:
         return guarded
-    return CORSMiddleware(  # answers what browsers ask before a request, for which they never send a key
+    return CORSMiddleware(  # outside the guard: browsers send preflight requests without the API key
         guarded,
         allow_origins=origins,
         allow_methods=["GET", "POST"],
@@ -95,16 +96,16 @@ def create_app(
 
 
 def read_origin(origin: str) -> str:
-    """Return an origin as browsers write it: in lower case, without the usual port.
+    """Normalise an origin as browsers do: in lower case, without the default port.
 
     Raises:
-        InputError: it is neither * nor a scheme and a host.
+        InputError: the origin is neither * nor a scheme and a host.
     """
     written = origin.lower()
     if written == "*":
         return written
     if not ORIGIN.fullmatch(written):
-        allowed = "scheme, host and port of a page, such as http://localhost:3000, without a path; or *"
-        raise InputError("--allow-origin", origin, allowed)
+        rule = "must be scheme, host and port of a page, such as http://localhost:3000, without a path; or *"
+        raise InputError("--allow-origin", origin, rule)
     scheme = written.partition(":")[0]
     return written.removesuffix(USUAL_PORTS.get(scheme, ""))

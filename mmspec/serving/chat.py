@@ -1,4 +1,4 @@
-"""`/v1/chat/completions`: text from text and images, whole or as a stream of server-sent events."""
+"""`/v1/chat/completions`: text generation from text and images, whole or streamed as server-sent events."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
-    """The route of chats."""
+    """Return the route for chat completions."""
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions")
@@ -54,11 +54,11 @@ def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
 
 
 class StopText:
-    """Cuts streamed text before the first stop string; holds back what may be the beginning of one.
+    """Cuts streamed text before the first stop string, and withholds text that may be the start of one.
 
     Args:
-        stops: none of them empty.
-        keeps: whether the stop string is left standing at the end of the text.
+        stops: stop strings, none of them empty.
+        keeps: whether the text includes the stop string.
     """
 
     def __init__(self, stops: Sequence[str], keeps: bool = False) -> None:
@@ -67,7 +67,7 @@ class StopText:
         self.has_ended = False
 
     def add(self, text: str) -> str:
-        """Add text; return what can be sent."""
+        """Add text; return the text that can be sent."""
         if self.has_ended:
             return ""
         self._held += text
@@ -83,7 +83,7 @@ class StopText:
         return self._give(len(self._held))
 
     def finish(self) -> str:
-        """Return what was held back and turned out to be no stop string."""
+        """Return the withheld text, which is not a stop string."""
         return "" if self.has_ended else self._give(len(self._held))
 
     def _give(self, count: int) -> str:
@@ -92,7 +92,7 @@ class StopText:
 
 
 class ChatAnswer:
-    """The answer to a request that has entered the batch, whole or as a stream; `texts` end its choices."""
+    """Response to a request in the batch, whole or streamed; `texts` apply the stop strings."""
 
     def __init__(self, model: str, ticket: Ticket, limits: ServerLimits, texts: list[StopText]) -> None:
         self._ticket, self._seconds, self._texts = ticket, limits.run_seconds, texts
@@ -100,7 +100,7 @@ class ChatAnswer:
         self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
     async def _deltas(self) -> AsyncIterator[tuple[int, str, str | None]]:
-        """Yield choice, new text, and why the choice has ended if it has."""
+        """Yield the choice, its new text, and its finish reason or None."""
         async for index, event in self._ticket.updates(self._seconds):
             text, reason = self._texts[index].add(event.text), event.finish_reason
             if reason is not None:
@@ -111,7 +111,7 @@ class ChatAnswer:
                 yield index, text, reason
 
     async def whole(self) -> Json:
-        """The answer at once."""
+        """Return the whole response."""
         texts, reasons = [""] * len(self._texts), [""] * len(self._texts)
         async for index, text, reason in self._deltas():
             texts[index] += text
@@ -128,7 +128,7 @@ class ChatAnswer:
         return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
 
     async def stream(self, include_usage: bool) -> AsyncIterator[bytes]:
-        """The answer as server-sent events; an error after the first of them is an event too."""
+        """Yield the response as server-sent events; an error after the first event is an event too."""
         try:
             for index in range(len(self._texts)):
                 yield self._chunk(index, {"role": "assistant", "content": ""}, None)
@@ -153,7 +153,7 @@ class ChatAnswer:
         return encode_event({**self._head, "object": "chat.completion.chunk", **content})
 
     def _usage(self) -> Json:
-        """Tokens of all choices; the prompt is counted once."""
+        """Return the numbers of tokens of all choices; the prompt is counted once."""
         stats = [output.stats for output in self._outputs]
         new = sum(sum(one.new_tokens) for one in stats)
         accepted = sum(sum(one.accepted) for one in stats)
@@ -171,5 +171,5 @@ class ChatAnswer:
 
 
 def encode_event(content: Json) -> bytes:
-    """A server-sent event."""
+    """Encode a server-sent event."""
     return f"data: {json.dumps(content, ensure_ascii=False)}\n\n".encode()

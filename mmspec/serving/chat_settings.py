@@ -1,4 +1,4 @@
-"""A chat's fields as settings of its rows, and its messages as pipelines take them, images within limits."""
+"""Conversion of chat requests to settings and messages of a pipeline, with the limits on images."""
 
 from __future__ import annotations
 
@@ -24,29 +24,31 @@ MAX_STOPS = 16
 
 @dataclass(frozen=True)
 class TextRules:
-    """Fields of a chat that only a tokenizer can read: words that are not written, tokens that end it."""
+    """Fields of a chat request that need the tokenizer: bad words and stop tokens."""
 
     body: ChatRequest
 
     def settings(self, pipe: Any) -> dict[str, Any]:
-        """Settings of a pipeline that keep the rules.
+        """Return the settings of the pipeline for these fields.
 
         Raises:
-            InputError: a token that the model does not have, or a word that is none.
+            InputError: a token id is not below the vocabulary size, or a bad word is empty.
         """
         size = pipe.model.config.get_text_config(decoder=True).vocab_size
         for index, token in enumerate(self.body.stop_token_ids):
             if token >= size:
-                raise InputError(f"stop_token_ids[{index}]", token, f"below {size}, the model's tokens")
+                raise InputError(
+                    f"stop_token_ids[{index}]", token, f"must be below {size}, the vocabulary size"
+                )
         banned = [ids for index in range(len(self.body.bad_words)) for ids in self._spellings(pipe, index)]
         settings: dict[str, Any] = {"bad_words_ids": banned} if banned else {}
         if banned or self.body.stop_token_ids or self.body.ignore_eos:
-            # transformers lets a banned token pass where it is also one that ends the row
+            # transformers does not ban a token that also ends the row
             settings["eos_token_id"] = [end for end in self._ends(pipe) if [end] not in banned]
         return settings
 
     def deltas(self, pipe: Any, before: Sequence[int]) -> TextDeltas:
-        """Make the decoder of an answer that goes on with the text of the tokens before it."""
+        """Make the incremental detokenizer of an answer that continues the text of the tokens `before`."""
         hidden = [] if self.body.include_stop_str_in_output else self._ends(pipe)
         return TextDeltas(pipe.tokenizer, before, hidden, self.body.skip_special_tokens)
 
@@ -56,10 +58,10 @@ class TextRules:
         return [*(own if isinstance(own, list) else [own]), *self.body.stop_token_ids]
 
     def _spellings(self, pipe: Any, index: int) -> list[list[int]]:
-        """Token ids of a word alone and after a space, as vLLM bans them; none if it cannot be written."""
+        """Return the token ids of a word, alone and after a space, as in vLLM; [] if it has no tokens."""
         tokenizer, given = pipe.tokenizer, self.body.bad_words[index]
         if not (word := given.lstrip()):
-            raise InputError(f"bad_words[{index}]", given, "a word")
+            raise InputError(f"bad_words[{index}]", given, "must contain a word")
         found = []
         for text in (word, f" {word}"):
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -69,11 +71,11 @@ class TextRules:
 
 
 def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[dict[str, Any]]:
-    """The settings of each choice; `usual` tokens at most where a request names no number.
+    """Return the settings of each choice; `usual` is the default of `max_tokens`.
 
     Raises:
-        RequestError: a number above its limit.
-        InputError: a value that cannot be used, or two that contradict each other.
+        RequestError: a number exceeds its limit.
+        InputError: a value cannot be used, or two values contradict each other.
     """
     check_at_most("n", body.n, "max_choices", limits.max_choices)
     name = chat_names(body)["max_new_tokens"]
@@ -81,13 +83,13 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
     check_at_most(name, most or 1, "max_tokens", limits.max_tokens)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if not all(stops) or len(stops) > MAX_STOPS:
-        raise InputError("stop", stops, f"up to {MAX_STOPS} strings of at least one character")
+        raise InputError("stop", stops, f"must be up to {MAX_STOPS} strings of at least one character")
     if body.min_tokens > (most or usual):
-        allowed = f"at most {most or usual}, the most tokens of this answer ({name})"
-        raise InputError("min_tokens", body.min_tokens, allowed)
+        rule = f"must be at most {most or usual}, the maximum length of this answer ({name})"
+        raise InputError("min_tokens", body.min_tokens, rule)
     if body.min_tokens and stops:
-        raise InputError("min_tokens", body.min_tokens, "0 with `stop`, whose strings end an answer anywhere")
-    # vLLM writes "no limit" as -1; a temperature alone means 50 to transformers, and none to OpenAI's clients
+        raise InputError("min_tokens", body.min_tokens, "cannot be combined with `stop`")
+    # -1 is vLLM's "no limit"; a temperature alone implies top_k 50 in transformers, and none for OpenAI
     has_no_limit = body.top_k == -1 or (body.top_k is None and body.temperature)
     given = same_fields(body) | given_of(
         max_new_tokens=most,
@@ -101,34 +103,34 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
 
 
 def same_fields(body: Strict) -> dict[str, Any]:
-    """The fields that are given and that pipelines have by the same names."""
+    """Return the given fields that have the same name in pipelines."""
     return given_of(**{name: getattr(body, name) for name in CALL_FIELDS if name in type(body).model_fields})
 
 
 def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[str, Any]]:
-    """The settings once for each choice, with seeds that count up from the request's or a random one."""
+    """Return the settings once for each choice, with consecutive seeds from the request's or a random one."""
     first = secrets.randbits(62) if seed in (None, -1) else seed
     return [{**settings, "seed": first + index} for index in range(count)]
 
 
 def chat_names(body: ChatRequest) -> dict[str, str]:
-    """Names of a chat's fields by the arguments of the pipeline that they became."""
+    """Return the field names of a chat request by pipeline argument."""
     most = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     return {**CHAT_NAMES, "max_new_tokens": most}
 
 
 def turn_settings(body: ChatRequest) -> dict[str, Any]:
-    """Whether an answer is a turn of its own, as it is by default, or goes on with the last message."""
+    """Return the settings for a new turn (the default), or for continuing the last message."""
     template, continues = dict(body.chat_template_kwargs), body.continue_final_message
     if "add_generation_prompt" in template:
-        raise InputError("chat_template_kwargs", template, "add_generation_prompt beside it, not in it")
+        rule = "must not contain add_generation_prompt, which is a field of the request"
+        raise InputError("chat_template_kwargs", template, rule)
     if continues and body.add_generation_prompt:
-        allowed = "false with continue_final_message, which begins no turn"
-        raise InputError("add_generation_prompt", True, allowed)
+        raise InputError("add_generation_prompt", True, "cannot be combined with continue_final_message")
     role = body.messages[-1].role
     if continues and role != "assistant":
-        allowed = f"false: the last message is of the {role}, and the assistant's alone are continued"
-        raise InputError("continue_final_message", True, allowed)
+        rule = f"needs a last message of the assistant, not of the {role}"
+        raise InputError("continue_final_message", True, rule)
     if body.add_generation_prompt is False:
         template["add_generation_prompt"] = False
     turns = {"continue_final_message": continues, "chat_template_kwargs": template}
@@ -136,16 +138,16 @@ def turn_settings(body: ChatRequest) -> dict[str, Any]:
 
 
 def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dict[str, Any]]:
-    """Load the images of a conversation and put it into the form of `VisionLanguagePipeline`.
+    """Load the images of a conversation and convert it to messages of `VisionLanguagePipeline`.
 
     Raises:
-        RequestError: too many images, or a URL that is not allowed.
-        MediaError: an image that cannot be read, or is over a limit.
+        RequestError: there are too many images, or a URL is not allowed.
+        MediaError: an image cannot be read or exceeds a limit.
     """
     parts = [part for message in messages if not isinstance(message.content, str) for part in message.content]
     images = sum(isinstance(part, ImagePart) for part in parts)
     if images > limits.max_images:
-        text = f"messages: got {images} images; at most {limits.max_images} (max_images)"
+        text = f"messages must have at most {limits.max_images} images (max_images); got {images}"
         raise RequestError(400, text, "messages")
     read = []
     for turn, message in enumerate(messages):
@@ -166,11 +168,11 @@ def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dic
 
 
 def check_url(url: str, where: str, limits: ServerLimits) -> None:
-    """Raise RequestError for what is neither a `data:` URL nor a URL of an allowed server."""
+    """Raise RequestError unless a URL is a `data:` URL or has an allowed host."""
     if url[:5].lower() == "data:":
         return
-    if not url.lower().startswith(("https://", "http://")):  # above all no path of this machine
-        raise RequestError(400, f"{where}: pass a data: URL, or an https:// or http:// URL", where)
+    if not url.lower().startswith(("https://", "http://")):  # never a path of this machine
+        raise RequestError(400, f"{where} must be a data:, https:// or http:// URL", where)
     if "*" in limits.url_hosts:
         return
     try:
@@ -178,5 +180,7 @@ def check_url(url: str, where: str, limits: ServerLimits) -> None:
     except ValueError:
         host = ""
     if host not in limits.url_hosts:
-        text = f"{where}: this server does not fetch from there; pass a data: URL (--allow-url-domain)"
+        text = (
+            f"{where} must be a data: URL; this server does not download from that host (--allow-url-domain)"
+        )
         raise RequestError(400, text, where)

@@ -1,6 +1,6 @@
-"""Requests that wait for a place in the batch, and the worker thread that owns a pipeline and lets them in.
+"""Engine of the server: a queue of waiting rows, and a worker thread that decodes the running batch.
 
-The thread takes rounds and hands out what they gave; a request hears of it in its own event loop.
+The worker decodes rounds and sends their results as events to the event loops of the requests.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One row of the batch that a request asks for: the arguments of `enter`."""
+    """One row of a request: the arguments of `enter`."""
 
     prompt: Any
     settings: Keywords
@@ -37,18 +37,18 @@ class Row:
     index: int
 
     def tell(self, event: Event) -> None:
-        """Hand an event to the request, from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody is there to be told
+        """Send an event to the request, from any thread."""
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             self.ticket.loop.call_soon_threadsafe(self.ticket.events.put_nowait, (self.index, event))
 
 
 class Ticket:
-    """One request: its rows, and the events that they give. Belongs to the event loop that made it.
+    """One request: its rows and their events. It belongs to the event loop in which it was created.
 
     Args:
-        prompt: of all rows.
-        settings: of each row.
-        names: of the request's fields, by the arguments of the pipeline that they became; for errors.
+        prompt: prompt of all rows.
+        settings: settings of each row.
+        names: field names of the request by pipeline argument, for error messages.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class Ticket:
         self.is_cancelled = False  # set here, read by the worker before each round
 
     async def entered(self, seconds: float) -> None:
-        """Wait until every row has a place in the batch; text that comes meanwhile is kept.
+        """Wait until every row has entered the batch; earlier text is kept.
 
         Raises:
-            RequestError: it took too long (504).
-            Exception: what a row was refused for.
+            RequestError: a timeout expired (504).
+            Exception: the error of a refused row.
         """
         waiting, early = {row.index for row in self.rows}, []
         deadline = self.loop.time() + seconds
         while waiting:
             index, event = await self._next(
-                deadline, f"no place in the batch within wait_seconds={seconds:g}"
+                deadline, f"the request did not enter the batch within wait_seconds={seconds:g}"
             )
             if event.error is not None:
                 raise event.error
@@ -89,12 +89,14 @@ class Ticket:
         """Yield the events of all rows, each with the row's index, until all have ended.
 
         Raises:
-            RequestError: it took too long (504).
-            Exception: what a row has failed with.
+            RequestError: a timeout expired (504).
+            Exception: the error of a failed row.
         """
         running, deadline = len(self.rows), self.loop.time() + seconds
         while running:
-            index, event = await self._next(deadline, f"not done within run_seconds={seconds:g}")
+            index, event = await self._next(
+                deadline, f"the request was not finished within run_seconds={seconds:g}"
+            )
             if event.error is not None:
                 raise event.error
             running -= event.finish_reason is not None
@@ -105,11 +107,13 @@ class Ticket:
             async with asyncio.timeout_at(deadline):
                 return await self.events.get()
         except TimeoutError:
-            raise RequestError(504, f"{what}; ask for less, or try again later", code="timeout") from None
+            raise RequestError(
+                504, f"{what}; send a smaller request, or retry later", code="timeout"
+            ) from None
 
 
 class WaitingRows:
-    """Rows that wait, first come first; bounded, and closed when the worker ends."""
+    """Bounded first-in, first-out queue of rows, closed when the worker ends."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -121,41 +125,41 @@ class WaitingRows:
         return len(self._rows)
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Let rows wait, all of them or none."""
+        """Add rows to the queue, all of them or none."""
         with self.changed:
             if self.is_closed:
                 raise RequestError(503, "the model is not running; see /health")
             if len(self._rows) + len(rows) > self.limit:
-                text = f"{len(self._rows)} rows are waiting, and max_waiting={self.limit}; try again later"
+                text = f"the queue is full: {len(self._rows)} of max_waiting={self.limit} rows; retry later"
                 raise RequestError(429, text, code="queue_full", retry_after=1)
             self._rows.extend(rows)
             self.changed.notify_all()
 
     def cancel(self, ticket: Ticket) -> None:
-        """Take back the rows of a request, and mark it for the worker, which may have taken them."""
+        """Remove the rows of a request, and mark the request as cancelled for the worker."""
         with self.changed:
             ticket.is_cancelled = True
             self._rows = deque(row for row in self._rows if row.ticket is not ticket)
             self.changed.notify_all()
 
     def take(self) -> Row | None:
-        """Take the row that has waited longest; None if there is none."""
+        """Remove and return the first row; None if there is none."""
         with self.changed:
             return self._rows.popleft() if self._rows else None
 
     def put_back(self, row: Row) -> None:
-        """Let a row that was taken wait in front of all others, unless it was cancelled."""
+        """Put a row back to the front of the queue, unless it was cancelled."""
         with self.changed:
             if not row.ticket.is_cancelled:
                 self._rows.appendleft(row)
 
     def wait(self) -> None:
-        """Block until a row waits, or the queue is closed."""
+        """Block until there is a row or the queue is closed."""
         with self.changed:
             self.changed.wait_for(lambda: self._rows or self.is_closed)
 
     def close(self) -> list[Row]:
-        """Accept no more rows; return those that waited."""
+        """Close the queue; return its rows."""
         with self.changed:
             self.is_closed = True
             left, self._rows = list(self._rows), deque()
@@ -164,11 +168,10 @@ class WaitingRows:
 
 
 class Engine:
-    """One model at work: its running batch, in a thread of its own.
+    """Engine of one model: its running batch, decoded in a worker thread.
 
-    Rows join between rounds while there are places, first come first. A request that is cancelled leaves
-    before the next round. A row that fails is told so, and the others go on; a round that fails ends the
-    rows in it, and the batch begins anew.
+    Rows enter between rounds in order of arrival. A cancelled request leaves before the next round. An error
+    of one row does not affect the others; an error of a round ends its rows, and a new batch is opened.
     """
 
     def __init__(self, name: str, pipeline: Any, rows: int, max_waiting: int, metrics: ModelMetrics) -> None:
@@ -181,7 +184,7 @@ class Engine:
 
     @property
     def is_alive(self) -> bool:
-        """True while requests can be answered."""
+        """Whether the worker runs and accepts requests."""
         return self._thread.is_alive() and not self.waiting.is_closed
 
     def start(self) -> None:
@@ -189,7 +192,7 @@ class Engine:
         self._thread.start()
 
     def close(self, seconds: float = 20) -> None:
-        """Refuse new requests, end those there are, and wait for the worker to end."""
+        """Refuse new requests, end the current ones, and wait for the worker to end."""
         self._fail(self.waiting.close(), RequestError(503, "the server is shutting down"))
         if self._thread.ident is not None:
             self._thread.join(seconds)
@@ -197,17 +200,17 @@ class Engine:
     def submit(
         self, prompt: object, settings: Sequence[Keywords], names: Mapping[str, str] | None = None
     ) -> Ticket:
-        """Let a request wait for places in the batch: one row for each of the settings.
+        """Queue a request with one row for each of the settings.
 
         Raises:
-            RequestError: more rows than may wait (429), or the worker has ended (503).
+            RequestError: the queue is full (429), or the worker has ended (503).
         """
         ticket = Ticket(prompt, settings, names)
         self.waiting.add(ticket.rows)
         return ticket
 
     def cancel(self, ticket: Ticket) -> None:
-        """End a request, before the next round at the latest; does nothing if it has ended."""
+        """Cancel a request, before the next round at the latest; does nothing if it has ended."""
         self.waiting.cancel(ticket)
 
     def _work(self) -> None:
@@ -215,14 +218,14 @@ class Engine:
             while not self.waiting.is_closed:
                 self._run_batch()
         except BaseException:
-            logger.exception("the worker of %s has ended", self.name)
+            logger.exception("the worker of %s has failed", self.name)
         finally:
             left = [*self.waiting.close(), *self._running.values()]
             self._running = {}
             self._fail(left, RequestError(503, "the model has stopped; see /health"))
 
     def _run_batch(self) -> None:
-        """Decode until the server closes, or a round fails."""
+        """Decode until the server closes or a round fails."""
         with open_rows(self.pipeline, self.rows) as batch:
             while True:
                 if not self._running:
@@ -250,8 +253,8 @@ class Engine:
                     self._hand_out(handle, event)
 
     def _enter(self, batch: TextRows, row: Row) -> bool:
-        """Let a row in, or tell it why not; False if it has to wait until others have left."""
-        if row.ticket.is_cancelled:  # after it was taken
+        """Enter a row into the batch, or send it the error; False if there is no room yet."""
+        if row.ticket.is_cancelled:  # cancelled after it was removed from the queue
             return True
         try:
             handle, event = batch.enter(row.prompt, **row.settings)
@@ -285,6 +288,6 @@ class Engine:
     def _fail(self, rows: Sequence[Row], error: BaseException) -> None:
         for row in rows:
             answer = as_request_error(error, row.ticket.names)
-            if answer.status >= 500:  # else a request that was refused
+            if answer.status >= 500:  # lower statuses are refused requests
                 self.metrics.failed.inc()
             row.tell(Event(error=answer))

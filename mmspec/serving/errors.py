@@ -1,4 +1,4 @@
-"""Errors as answers: OpenAI's shape, a status for each kind, and no inner workings in any of them."""
+"""Error responses in OpenAI's format, with a status for each kind of error and without internal details."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KINDS = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-OWN_CODES = {"unknown_parameter", "unsupported_parameter"}  # of `schemas`
+OWN_CODES = {"unknown_parameter", "unsupported_parameter"}  # codes of `schemas`
 KEY = re.compile(r"\['(\w+)'\]")
 
 
 class RequestError(MMSpecError):
-    """A request that is answered with an error: OpenAI's `code`, and seconds after which it may succeed."""
+    """Error response to a request: status, message, OpenAI's `param` and `code`, and Retry-After seconds."""
 
     def __init__(
         self,
@@ -45,18 +45,21 @@ class RequestError(MMSpecError):
         super().__init__(without_surrogates(message))
 
     def body(self) -> Json:
-        """The answer's body, in OpenAI's shape."""
+        """Return the body of the response in OpenAI's format."""
         kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 def without_surrogates(text: str) -> str:
-    """Text that can be sent: halves of characters, which a request may hold, are written as escapes."""
+    """Escape lone surrogates, which a request may contain, so that the text can be sent."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 def as_request_error(error: BaseException, names: Mapping[str, str] | None = None) -> RequestError:
-    """The answer to an exception, with a chat's own names; texts that are not ours stay in the log."""
+    """Convert an exception to an error response with the field names of a request.
+
+    The texts of unexpected exceptions stay in the log.
+    """
     if isinstance(error, RequestError):
         return error
     if isinstance(error, InputError):
@@ -66,12 +69,12 @@ def as_request_error(error: BaseException, names: Mapping[str, str] | None = Non
     if isinstance(error, UnsupportedModelError):
         return RequestError(400, str(error))
     if isinstance(error, NumericalError):
-        return RequestError(500, "the model's numbers are not finite; the server's log says where")
-    return RequestError(500, "the server failed; its log has the details under this request's id")
+        return RequestError(500, "the model's logits are not finite; the server log has the details")
+    return RequestError(500, "internal error; the server log has the details under this request id")
 
 
 def error_response(error: BaseException) -> JSONResponse:
-    """The response to an exception."""
+    """Return the HTTP response for an exception."""
     answer = as_request_error(error)
     headers = {} if answer.retry_after is None else {"Retry-After": str(answer.retry_after)}
     if answer.status == 401:
@@ -80,24 +83,24 @@ def error_response(error: BaseException) -> JSONResponse:
 
 
 def field_error(problems: Sequence[Json], body: object) -> RequestError:
-    """The error for a body in which pydantic has found problems; the deepest of them is told.
+    """Make the error for a body that pydantic refused; it reports the most deeply nested problem.
 
-    Where a field may have several forms there is a problem for each form; those of the same value are told
-    together.
+    For a field with several forms, pydantic reports a problem for each form; those of the same value are
+    joined.
     """
     if problems[0]["type"] == "json_invalid":
         return RequestError(400, "the body is not valid JSON", code="invalid_json")
     paths = [find_path(problem, body) for problem in problems]
     deepest = max(paths, key=len)
-    told = [problem for path, problem in zip(paths, problems, strict=True) if path == deepest]
+    shown = [problem for path, problem in zip(paths, problems, strict=True) if path == deepest]
     where = written(deepest)
-    text = "; or: ".join(dict.fromkeys(problem["msg"] for problem in told))
-    code = told[0]["type"] if told[0]["type"] in OWN_CODES else None
+    text = "; or: ".join(dict.fromkeys(problem["msg"] for problem in shown))
+    code = shown[0]["type"] if shown[0]["type"] in OWN_CODES else None
     return RequestError(400, f"{where or 'body'}: {text}", where or None, code)
 
 
 def find_path(problem: Json, body: object) -> list[str | int]:
-    """The keys and indices that lead to a problem, without pydantic's names of the forms of a value."""
+    """Return the keys and indices of a problem, without pydantic's names for the forms of a value."""
     path: list[str | int] = []
     value = body
     places = [place for place in problem["loc"] if place != "body"]
@@ -107,7 +110,7 @@ def find_path(problem: Json, body: object) -> list[str | int]:
         ):
             path.append(place)
             value = value[place]
-    is_null = bool(path) and value is None  # which counts as missing, and was found
+    is_null = bool(path) and value is None  # null counts as missing, although the key exists
     if problem["type"] == "missing" and places and not is_null:
         path.append(places[-1])
     elif problem["type"].startswith("union_tag"):
@@ -118,6 +121,6 @@ def find_path(problem: Json, body: object) -> list[str | int]:
 
 
 def written(path: Sequence[str | int]) -> str:
-    """A path as OpenAI writes it: `messages[2].content[0].image_url.url`."""
+    """Format a path as in OpenAI's errors: `messages[2].content[0].image_url.url`."""
     parts = [f"[{place}]" if isinstance(place, int) else f".{place}"[:80] for place in path]
     return "".join(parts).removeprefix(".")

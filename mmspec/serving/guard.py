@@ -1,4 +1,4 @@
-"""The frame of every request: its id, key and size are checked, and what it left running ends with it."""
+"""ASGI middleware around every request: id, API key, body size, timeouts, and cancellation on disconnect."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ __all__ = ["END", "Guard"]
 
 logger = logging.getLogger(__name__)
 
-END = "mmspec.end"  # of a scope: an ExitStack that is closed when the request ends, however it does
+END = "mmspec.end"  # key of a scope: an ExitStack that is closed when the request ends in any way
 REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
 class Guard:
-    """ASGI application around another: one place where requests begin and end.
+    """ASGI middleware in which requests begin and end.
 
-    The body is read within its limit before anything else happens. The client is watched from then on: the
-    application is cancelled when it goes. The log gets ids, sizes and times, never a prompt.
+    It reads the whole body, within its limit, before it calls the application. Disconnecting cancels the
+    application. The log has ids, sizes and times, never a prompt.
     """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits, api_key: str | None = None) -> None:
@@ -67,7 +67,7 @@ class Guard:
             return
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), self._key):
-            text = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            text = "the API key is missing or wrong; send it in the header Authorization: Bearer KEY"
             raise RequestError(401, text, code="invalid_api_key")
 
     async def _read(self, headers: Headers, receive: Receive) -> bytes:
@@ -85,12 +85,12 @@ class Guard:
                     if not message.get("more_body", False):
                         return bytes(body)
         except TimeoutError:
-            text = f"the body took longer than idle_seconds={self._limits.idle_seconds:g}"
+            text = f"the body was not received within idle_seconds={self._limits.idle_seconds:g}"
             raise RequestError(408, text) from None
 
 
 class Sender:
-    """Sends a response with the request's id; a client that reads nothing for too long is given up."""
+    """Sends a response with the request id, with a timeout for clients that stop reading."""
 
     def __init__(self, send: Send, request_id: str, limits: ServerLimits) -> None:
         self._send, self._seconds, self.request_id = send, limits.idle_seconds, request_id
@@ -107,7 +107,7 @@ class Sender:
 
 
 async def run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Receive, sender: Sender) -> None:
-    """Run an application on a body that was read; cancel it when the client goes."""
+    """Run an application on a body that was read; cancel it when the client disconnects."""
     messages = [{"type": "http.request", "body": body, "more_body": False}]
     gone = asyncio.Event()
 
@@ -124,7 +124,7 @@ async def run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Recei
     work, watcher = asyncio.ensure_future(app(scope, replay, sender)), asyncio.ensure_future(watch())
     try:
         await asyncio.wait({work, watcher}, return_when=asyncio.FIRST_COMPLETED)
-        if sender.is_complete:  # the end of a response reads as a disconnect too
+        if sender.is_complete:  # the end of a response is received as a disconnect too
             gone.set()
             await work
         elif work.done():
@@ -136,5 +136,5 @@ async def run_until_gone(app: ASGIApp, scope: Scope, body: bytes, receive: Recei
 
 
 def too_large(most: int) -> RequestError:
-    """Make the error for a body above the limit."""
+    """Make the error for a body that exceeds the limit."""
     return RequestError(413, f"the body is larger than max_body_bytes={most:,}", code="request_too_large")

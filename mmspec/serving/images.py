@@ -1,4 +1,4 @@
-"""`/v1/images/generations`: images from words, as PNG files in base64."""
+"""`/v1/images/generations`: image generation, returned as base64 PNG files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["image_routes"]
 
 
 def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
-    """The route of images."""
+    """Return the route for image generation."""
     routes = APIRouter()
 
     @routes.post("/v1/images/generations")
@@ -50,8 +50,8 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
 
 
 def check_size(size: str | None, engine: Engine) -> None:
-    """Raise RequestError for another size than that of the model's images, which share a batch."""
+    """Raise RequestError unless the size is that of the model, since images of a batch share it."""
     grid, stride = engine.pipeline.target.grid, engine.pipeline.stride
     own = f"{grid.columns * stride}x{grid.rows * stride}"
     if size not in (None, "auto", own):
-        raise RequestError(400, f"size: got {size!r}; this model's images are {own}", "size")
+        raise RequestError(400, f"size must be {own}, the image size of this model; got {size!r}", "size")

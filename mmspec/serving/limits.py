@@ -1,4 +1,4 @@
-"""Limits of the server: sizes, numbers, waiting times. Each error that a limit causes names its field."""
+"""Limits of the server: sizes, numbers and timeouts. The error for a limit names its field."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ __all__ = ["ServerLimits", "check_at_most"]
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Limits that every request is held to.
+    """Limits on every request.
 
     Args:
-        max_body_bytes: of a request, counted while it is read.
-        max_images: in the messages of one request.
-        max_tokens: that a request may ask for; one that names no number gets what the model's generation
-            config says, or 256.
-        max_choices: answers or images of one request (`n`).
-        max_waiting: rows that may wait for a place in the batch.
-        wait_seconds: until a request that waits is given up.
-        run_seconds: until a request that is in the batch is given up.
-        idle_seconds: for a client to send its body, or to read what it was sent.
-        url_hosts: servers that images may be fetched from; "*" is every public one, none is the default.
-        media: limits of each image.
+        max_body_bytes: size of the request body, checked while it is read.
+        max_images: number of images in the messages of one request.
+        max_tokens: largest `max_tokens` of a request. A request without `max_tokens` uses the value of the
+            model's generation config, or 256.
+        max_choices: number of answers or images of one request (`n`).
+        max_waiting: number of rows that wait for a free row in the batch.
+        wait_seconds: seconds after which a waiting request fails.
+        run_seconds: seconds after which a running request fails.
+        idle_seconds: seconds for a client to send its body, or to read a part of the response.
+        url_hosts: host names from which images may be downloaded. "*" allows every public host; by default
+            there are none.
+        media: limits on each image.
 
     Raises:
-        InputError: a limit that is not above 0, or a host that is no name.
+        InputError: a limit is not above 0, or a host is not a host name.
     """
 
     max_body_bytes: int = 32_000_000
@@ -48,15 +49,15 @@ class ServerLimits:
         for one in fields(self):
             value = getattr(self, one.name)
             if isinstance(value, int | float) and not 0 < value < math.inf:
-                raise InputError(one.name, value, "a finite number above 0")
+                raise InputError(one.name, value, "must be a finite number above 0")
         for host in self.url_hosts:
             if not host or "/" in host or ":" in host:
-                raise InputError(
-                    "--allow-url-domain", host, "the name of a server, such as example.org, or *"
-                )
+                rule = "must be a host name, such as example.org, or *"
+                raise InputError("--allow-url-domain", host, rule)
 
 
 def check_at_most(name: str, value: int, limit: str, most: int) -> None:
-    """Raise RequestError for a field above its limit."""
+    """Raise RequestError if a field exceeds its limit."""
     if value > most:
-        raise RequestError(400, f"{name}: got {shorten(value)}; at most {most} ({limit})", name)
+        text = f"{name} must be at most {most} ({limit}); got {shorten(value)}"
+        raise RequestError(400, text, name)

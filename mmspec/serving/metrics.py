@@ -1,4 +1,4 @@
-"""Prometheus counters under vLLM's names, so that its dashboards show this server too."""
+"""Prometheus metrics under vLLM's names, so that its dashboards work with this server."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from mmspec.open_types import Keywords
 
 __all__ = ["REASONS", "Metrics", "ModelMetrics"]
 
-#: Reasons of a pipeline for which OpenAI, and with it vLLM, has another word.
+#: Finish reasons of a pipeline that have another name in OpenAI's API and vLLM.
 REASONS = {"eos": "stop"}
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
 
 
 class Metrics:
-    """All metrics of a server, in a registry of their own."""
+    """All metrics of a server, in their own registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -26,25 +26,21 @@ class Metrics:
         self.draft_tokens = self._counter("spec_decode_num_draft_tokens", "Draft tokens proposed")
         self.accepted = self._counter("spec_decode_num_accepted_tokens", "Draft tokens accepted")
         self.accepted_per_position = self._counter(
-            "spec_decode_num_accepted_tokens_per_pos", "Drafts accepted as far as this position", "position"
+            "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted at this position", "position"
         )
         self.tokens = self._counter("generation_tokens", "Tokens generated")
-        self.forwards = self._counter(
-            "target_forwards", "Target forwards that finished rows took", "", "mmspec"
-        )
-        self.finished = self._counter("request_success", "Rows that have ended", "finished_reason")
-        self.failed = self._counter("rows_failed", "Rows that the server failed to finish", "", "mmspec")
-        self.cancelled = self._counter(
-            "rows_cancelled", "Rows that were taken out of the batch", "", "mmspec"
-        )
+        self.forwards = self._counter("target_forwards", "Forward passes of finished rows", "", "mmspec")
+        self.finished = self._counter("request_success", "Finished rows", "finished_reason")
+        self.failed = self._counter("rows_failed", "Rows that failed with a server error", "", "mmspec")
+        self.cancelled = self._counter("rows_cancelled", "Cancelled rows", "", "mmspec")
         own: Keywords = {"labelnames": ["model_name"], "registry": self.registry}
-        latency = "From a request's arrival to the end of a row"
+        latency = "Seconds from the arrival of a request to the end of a row"
         self.seconds = Histogram("vllm:e2e_request_latency_seconds", latency, buckets=SECONDS, **own)
         self.running = Gauge("vllm:num_requests_running", "Rows in the batch", **own)
-        self.waiting = Gauge("vllm:num_requests_waiting", "Rows that wait", **own)
+        self.waiting = Gauge("vllm:num_requests_waiting", "Rows waiting for the batch", **own)
 
     def of_model(self, name: str) -> ModelMetrics:
-        """The metrics of one model."""
+        """Return the metrics of one model."""
         return ModelMetrics(self, name)
 
     def _counter(self, name: str, text: str, label: str = "", prefix: str = "vllm") -> Counter:
@@ -53,7 +49,7 @@ class Metrics:
 
 
 class ModelMetrics:
-    """The metrics of one model, whose counters stand at 0 from the start."""
+    """Metrics of one model; its counters start at 0."""
 
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._of, self._name = metrics, name
@@ -62,12 +58,12 @@ class ModelMetrics:
             getattr(metrics, counter).labels(name)
 
     def watch(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
-        """Take the numbers of rows from these functions whenever they are asked for."""
+        """Read the numbers of running and waiting rows from these functions."""
         self._of.running.labels(self._name).set_function(running)
         self._of.waiting.labels(self._name).set_function(waiting)
 
     def count_finished(self, reason: str, stats: DecodingStats, began: float) -> None:
-        """Count a row that has ended, by its own stats."""
+        """Count a finished row with its statistics."""
         of, name = self._of, self._name
         if drafted := sum(stats.drafted):
             of.drafts.labels(name).inc(sum(stats.rounds))

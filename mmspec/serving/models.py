@@ -1,4 +1,4 @@
-"""The models of a server by name, and `/v1/models`."""
+"""Models of the server by name, and the routes `/v1/models`."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ __all__ = ["Models", "model_routes"]
 
 
 class Models:
-    """The engines of a server; the first of each kind answers requests that name no model."""
+    """Engines of the server; the first one of each kind serves requests without a model name."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines
 
     def find(self, name: str | None, *, draws: bool) -> Engine:
-        """The engine that a request means.
+        """Return the engine for a request.
 
         Raises:
-            RequestError: there is none (404), or it does the other thing (400).
+            RequestError: there is no such model (404), or it generates the other modality (400).
         """
         able = [engine for engine in self.engines if engine.draws == draws]
-        what = "draws images" if draws else "answers"
+        what = "generates images" if draws else "generates text"
         if name is None:
             if not able:
                 raise RequestError(404, f"no model of this server {what}", "model", "model_not_found")
             return able[0]
         for engine in self.engines:
             if engine.name == name and engine not in able:
-                raise RequestError(400, f"the model {name!r} is not one that {what}", "model")
+                raise RequestError(400, f"model must be one that {what}; got {name!r}", "model")
             if engine.name == name:
                 return engine
         known = ", ".join(engine.name for engine in self.engines)
-        text = f"there is no model {name[:80]!r} here; there is {known}"
+        text = f"model must be one of {known}; got {name[:80]!r}"
         raise RequestError(404, text, "model", "model_not_found")
 
     def submit(
@@ -50,14 +50,14 @@ class Models:
         settings: Sequence[Keywords],
         names: Mapping[str, str] | None = None,
     ) -> Ticket:
-        """Let a request wait for places in the batch, from which it is taken when its client goes."""
+        """Queue a request; disconnecting cancels it."""
         ticket = engine.submit(prompt, settings, names)
         request.scope[END].callback(engine.cancel, ticket)
         return ticket
 
 
 def model_routes(models: Models) -> APIRouter:
-    """The routes that list models."""
+    """Return the routes that list models."""
     routes, created = APIRouter(), int(time.time())
 
     def shown(engine: Engine) -> Json:
@@ -72,6 +72,6 @@ def model_routes(models: Models) -> APIRouter:
         for engine in models.engines:
             if engine.name == name:
                 return shown(engine)
-        raise RequestError(404, f"there is no model {name[:80]!r} here", "model", "model_not_found")
+        raise RequestError(404, f"there is no model {name[:80]!r}", "model", "model_not_found")
 
     return routes

@@ -1,4 +1,4 @@
-"""Rows of a batch with their text; rows that take turns, where a batch cannot let them in and out."""
+"""Rows of the running batch with their text, and rows decoded in turns for models without a running batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["Event", "TextRows", "open_rows", "why_in_turn"]
 
 @dataclass(frozen=True)
 class Event:
-    """News of a row. The first of a row says that it has entered the batch, or is an error.
+    """Event of a row. The first event of a row reports that it has entered the batch, or an error.
 
     Attributes:
         text: new text.
-        finish_reason: why the row has ended; None while it goes on.
-        output: of the pipeline, once it has ended.
-        error: why there is none.
-        prompt_tokens: in the first event, the length of the prompt, visual tokens included.
+        finish_reason: finish reason of the row; None while it is running.
+        output: output of the pipeline for a finished row.
+        error: error of a failed row.
+        prompt_tokens: length of the prompt, visual tokens included, in the first event.
     """
 
     text: str = ""
@@ -35,7 +35,7 @@ class Event:
 
 
 class TextRows:
-    """Requests of one row each in a `RunningBatch` or in `Turns`, with text in the place of tokens."""
+    """Requests of one row each in a `RunningBatch` or in `Turns`, with text instead of tokens."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -43,15 +43,15 @@ class TextRows:
 
     @property
     def free(self) -> int:
-        """Places that are left."""
+        """Number of free rows."""
         return int(self._batch.free)
 
     def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Hashable, Event]:
-        """Read a prompt and let its row in; returns its handle, and its first event.
+        """Enter a row into the batch; return its handle and its first event.
 
         Raises:
             InputError: an argument of the pipeline cannot be used.
-            NoRoomError: it cannot be decoded together with those in the batch.
+            NoRoomError: the row cannot be decoded together with those in the batch.
         """
         batch = self._batch
         handle = batch.enter(prompt, **settings, **({} if rules is None else rules.settings(batch.pipe)))
@@ -60,11 +60,11 @@ class TextRows:
         return handle, Event(prompt_tokens=batch.prompt_tokens(handle))
 
     def step(self) -> list[tuple[Hashable, Event]]:
-        """Take one round, and return the handles of rows with their news; rows that ended have left."""
+        """Decode one round; return handles and events. Finished rows have left the batch."""
         return [(update.handle, self._event(update)) for update in self._batch.step()]
 
     def cancel(self, handle: Hashable) -> None:
-        """Take a row out."""
+        """Cancel a row."""
         self._batch.cancel(handle)
         self._deltas.pop(handle, None)
 
@@ -83,7 +83,7 @@ class TextRows:
 
 @dataclass(eq=False)
 class Turn:
-    """One row at work: its call, the rounds of it, and what makes its output."""
+    """One row in `Turns`: its call, the rounds of the call, and the function for its output."""
 
     call: Any
     rounds: Iterator[Any]
@@ -91,9 +91,9 @@ class Turn:
 
 
 class Turns:
-    """Rows that take turns, by the methods of `RunningBatch`: a round is one step of the call of each.
+    """Rows decoded in turns, with the methods of `RunningBatch`: a round is one step of each row's own call.
 
-    Each gives exactly what it gives alone.
+    The output of each row is that of a call of its own.
     """
 
     def __init__(self, pipe: Any, rows: int) -> None:
@@ -135,14 +135,14 @@ class Turns:
             if step is not None and canvas.finish_reasons[0] is None:
                 return RowUpdate(handle, tokens)
             output = turn.make_output(canvas)
-        except Exception as error:  # of this row alone
+        except Exception as error:  # an error of this row alone
             failed: Any = error
             return RowUpdate(handle, [[]], error=failed)
         return RowUpdate(handle, tokens, output, canvas.errors[0])
 
 
 def why_in_turn(pipe: Any) -> str | None:
-    """The reason why the rows of a pipeline take turns; None if they are decoded together."""
+    """Return the reason why the rows of a pipeline are decoded in turns; None if they share a batch."""
     try:
         check_rows_move(pipe)
     except InputError as error:
@@ -152,10 +152,10 @@ def why_in_turn(pipe: Any) -> str | None:
 
 @contextmanager
 def open_rows(pipe: Any, rows: int) -> Iterator[TextRows]:
-    """Hold a pipeline for rows that enter and leave.
+    """Open a pipeline for rows that enter and leave.
 
     Raises:
-        PipelineBusyError: the pipeline is in use.
+        PipelineBusyError: another call is running.
     """
     if why_in_turn(pipe) is None:
         with pipe.running_batch(rows=rows) as batch:

@@ -1,6 +1,6 @@
-"""Requests in OpenAI's words, and those of vLLM and SGLang: a field acts, is ignored, or refused by name.
+"""Request schemas with the fields of OpenAI, vLLM and SGLang: each is supported, ignored, or refused by name.
 
-Refused fields are taken with the values that ask for nothing. Null asks for nothing, in every field.
+Refused fields are accepted with values that have no effect. Null counts as not given, in every field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 MOST_WORDS = 1000
 
-#: Of clients and their bookkeeping: no answer depends on them.
+#: Bookkeeping fields of clients, which do not affect the response.
 BOOKKEEPING = {"metadata", "request_id", "rid", "safety_identifier", "session_id", "store", "user"}
 
 CHAT_IGNORED = frozenset(
@@ -44,11 +44,11 @@ IMAGE_IGNORED = frozenset(BOOKKEEPING | {"moderation"})
 
 
 def _neutral(values: tuple[Any, ...], names: str) -> dict[str, tuple[Any, ...]]:
-    """Names of fields with the values that ask for nothing."""
+    """Map names of fields to the values without effect."""
     return dict.fromkeys(names.split(), values)
 
 
-#: Fields of chats that would change an answer and are not served, with the values that ask for nothing.
+#: Unsupported fields of chat requests, with the values that have no effect.
 CHAT_REFUSED = {
     **_neutral(  # OpenAI's
         (), "audio moderation prediction web_search_options"
@@ -90,12 +90,12 @@ CHAT_REFUSED = {
     **_neutral((), "enable_thinking reasoning thinking"),  # others'
 }
 
-#: The same, of a message.
+#: The same for messages.
 MESSAGE_REFUSED = {
     key: neutral for key, neutral in {**TEMPLATE_KEYS, **UNSUPPORTED_KEYS}.items() if key != "name"
 }
 
-#: The same, of images: OpenAI's fields and diffusers' words.
+#: The same for image requests: fields of OpenAI and names of diffusers.
 IMAGE_REFUSED = {
     **_neutral(
         (),
@@ -110,28 +110,28 @@ IMAGE_REFUSED = {
     "stream": (False,),
 }
 
-Seed = Annotated[int, Field(ge=-1, lt=2**63)]  # -1, vLLM's word for none
+Seed = Annotated[int, Field(ge=-1, lt=2**63)]  # -1 means none, as in vLLM
 TokenId = Annotated[int, Field(ge=0)]
 
 
 def within(name: str, **own: float | None) -> Any:
-    """The range of a call field of pipelines, but for limits of the server's own."""
+    """Return a pydantic field with the range of a pipeline setting, which the server may narrow."""
     check: Any = CALL_FIELDS[name].check  # a `Range`
     limits: dict[str, Any] = {"gt" if check.open_below else "ge": check.low, "le": check.high, **own}
     return Field(**limits, allow_inf_nan=False)
 
 
-Temperature = Annotated[float, within("temperature", le=2)]  # as of OpenAI's
+Temperature = Annotated[float, within("temperature", le=2)]  # OpenAI's range
 
 
 class Strict(BaseModel):
-    """Base of requests and of what they hold: no conversions between types, and no field without a meaning.
+    """Base class of requests and their parts: no type conversions, and no unknown fields.
 
-    A field that is null is one that was left out: clients send null for what nobody has set.
+    A field that is null counts as not given, since clients send null for unset fields.
 
     Attributes:
-        ignored: fields besides the model's own that are taken with any value.
-        refused: fields that are refused, but for these values.
+        ignored: further fields that are accepted with any value.
+        refused: fields that are refused, except with these values.
     """
 
     model_config = ConfigDict(strict=True)
@@ -155,21 +155,21 @@ class Strict(BaseModel):
         if neutral is None:
             near = difflib.get_close_matches(name, {*cls.model_fields, *cls.ignored, *cls.refused}, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "the documentation of `mmspec serve` lists them"
-            raise _error("unknown_parameter", name, f"this server knows no such field; {hint}")
+            raise _error("unknown_parameter", name, f"this server has no such field; {hint}")
         if not asks_nothing(value, neutral):
-            allowed = "".join(f", or send {json.dumps(one)}" for one in neutral)
-            text = f"got {shorten(value)}; this server does not support it: leave it out{allowed}"
+            others = "".join(f", or send {json.dumps(one)}" for one in neutral)
+            text = f"not supported by this server; leave it out{others}; got {shorten(value)}"
             raise _error("unsupported_parameter", name, text)
 
 
 def _error(code: str, name: str, text: str) -> PydanticCustomError:
-    """The error of one field of a model, which is named by `field` beside the model's own place."""
-    told = {"text": without_surrogates(text), "field": without_surrogates(name)}
-    return PydanticCustomError(code, "{text}", told)
+    """Make the error for one field of a schema; `field` in its context names the field."""
+    context = {"text": without_surrogates(text), "field": without_surrogates(name)}
+    return PydanticCustomError(code, "{text}", context)
 
 
 class TextPart(Strict):
-    """Text of a message."""
+    """Text part of a message."""
 
     ignored, refused = PARTS["text"].ignored, PARTS["text"].refused
     type: Literal["text"]
@@ -177,14 +177,14 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Location of an image: a `data:` URL, or an http(s) URL. Its detail is that of the model's processor."""
+    """Location of an image: a `data:` URL or an http(s) URL. The model's processor sets the detail."""
 
     refused = MEDIA_URL.refused
     url: str
 
 
 class ImagePart(Strict):
-    """Image of a message."""
+    """Image part of a message."""
 
     ignored, refused = PARTS["image_url"].ignored, PARTS["image_url"].refused
     type: Literal["image_url"]
@@ -195,7 +195,7 @@ Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class Message(Strict):
-    """One message of a conversation; only the assistant's may have no content."""
+    """One message of a conversation; only messages of the assistant may have no content."""
 
     refused = MESSAGE_REFUSED
     role: Literal["system", "developer", "user", "assistant"]
@@ -211,14 +211,14 @@ class Message(Strict):
 
 
 class StreamOptions(Strict):
-    """Options of a stream."""
+    """Options of a streamed response."""
 
     refused = {"continuous_usage_stats": (False,), "include_obfuscation": (False,)}
     include_usage: bool = False
 
 
 class ChatRequest(Strict):
-    """Body of `/v1/chat/completions`: OpenAI's fields, then vLLM's. What is None is the model's own."""
+    """Body of `/v1/chat/completions`: OpenAI's fields, then vLLM's. None is the default of the model."""
 
     ignored = CHAT_IGNORED
     refused = CHAT_REFUSED
@@ -248,7 +248,7 @@ class ChatRequest(Strict):
 
 
 class ImageRequest(Strict):
-    """Body of `/v1/images/generations`. What is None is the model's own."""
+    """Body of `/v1/images/generations`. None is the default of the model."""
 
     ignored = IMAGE_IGNORED
     refused = IMAGE_REFUSED
@@ -264,7 +264,7 @@ class ImageRequest(Strict):
     temperature: Temperature | None = None
 
 
-#: All that a request may hold, by the words for it in the documentation.
+#: All schemas of requests and their parts, by their names in the documentation.
 BODIES: dict[str, type[Strict]] = {
     "chats": ChatRequest,
     "`stream_options`": StreamOptions,
