@@ -62,8 +62,9 @@ def train_judge(
     from mmspec.cli.subject import load_subject
     from mmspec_extras.methods.judge import training
 
-    choice = with_drafter(parse_choice(accelerator), asked.source, how.drafter)
-    subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
+    source = asked.announce()
+    choice = with_drafter(parse_choice(accelerator), source, how.drafter)
+    subject = load_subject(source, asked, how, {"task": "caption", "max_new_tokens": 128})
     subject.contender(choice)
     subject.pipe.enable_prefix_cache()
     calls = first_calls(subject, **{**subject.settings, "temperature": 0.0})
@@ -108,7 +109,7 @@ def train_filter(
     from mmspec.cli.subject import load_subject
     from mmspec_extras.methods.learned import training
 
-    subject = load_subject(asked.source, asked, how, {"task": "caption", "max_new_tokens": 128})
+    subject = load_subject(asked.announce(), asked, how, {"task": "caption", "max_new_tokens": 128})
     calls = first_calls(subject, **subject.settings)
     use = "spot:head" if learn == "order" else "learned:filter"
     folder = training.train_filter(
