@@ -289,7 +289,7 @@ def test_settings_outside_their_range_are_refused():
             FeatureCaching(**{name: value})
     with pytest.raises(InputError, match="test_layer must be between 1 and 1"):
         LazyCellDrafter(FeatureCaching(test_layer=2)).fit(MARTarget(model()))
-    with pytest.raises(InputError, match="no caching"):
+    with pytest.raises(InputError, match="cannot be used"):
         FeatureCaching(test_layer=1).check(MARConfig(encoder_layers=1, decoder_layers=12))
 
 

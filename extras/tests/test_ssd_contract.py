@@ -92,9 +92,9 @@ def unfitted(**head: Any) -> VerticalDrafter:
 
 UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: unfitted(hidden_size=48).fit(images()), "whose hidden size is"),
-    (lambda: draw(unfitted().fit(images()), grid=test_refusals.SMALL), "window: got 12; 1 to 6"),
-    (lambda: VerticalDrafter(vertical_checks.head_for(precise())).fit(precise()), "target: got 'text'"),
-    (lambda: draw(unfitted(columns=16).fit(images())), "image size: got '5 rows of 6 tokens'; rows of 16"),
+    (lambda: draw(unfitted().fit(images()), grid=test_refusals.SMALL), "window must be from 1 to 6"),
+    (lambda: VerticalDrafter(vertical_checks.head_for(precise())).fit(precise()), "target must"),
+    (lambda: draw(unfitted(columns=16).fit(images())), "image size must have rows of 16"),
     (lambda: unfitted(codebook=[1.0] * 16).fit(images()), "another codebook"),
     (
         lambda: build_accelerator("ssd", model=vertical_checks.head_for(images()), coupling="maximum"),

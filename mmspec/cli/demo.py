@@ -34,7 +34,7 @@ __all__ = ["demo_app", "launch", "run_space"]
 SCENE_PROMPTS = (
     "a red ring left of a small blue cross",
     "a large striped yellow star",
-    "two small blue squares",
+    "a small blue square",
 )
 PROMPTS = ("a red bus in the rain", "a corgi in space", "a lighthouse at dawn, oil on canvas")
 WAITING = 32  # longest queue of visitors

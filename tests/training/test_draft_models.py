@@ -297,12 +297,12 @@ def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
     refused("own_share must .*; got 1.5", own_share=1.5)
     refused("new_tokens must .*; got 0", new_tokens=0)
     refused("own_share must be 0 .*; got 0.5", divergence="hard_labels")
-    refused("rate: got 0", rate=0)
-    refused("frequent_tokens: got -1", frequent_tokens=-1)
-    refused("frequent_tokens: got 9.* 0: replies", frequent_tokens=9, regenerate=4)
-    refused("states: .*own_share=0", states=tmp_path / "states")
+    refused("^rate must .*; got 0", rate=0)
+    refused("^frequent_tokens must .*; got -1", frequent_tokens=-1)
+    refused("frequent_tokens must be 0 .*; got 9", frequent_tokens=9, regenerate=4)
+    refused("states needs own_share=0", states=tmp_path / "states")
     refused(
-        "states: .*hard labels need no states",
+        "states cannot be combined with hard labels",
         divergence="hard_labels",
         own_share=0.0,
         states=tmp_path / "states",

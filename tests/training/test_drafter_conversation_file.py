@@ -163,6 +163,6 @@ def test_data_are_checked_before_weights_are_read(tmp_path: Path) -> None:
     template = target / "chat_template.jinja"
     without_system = "for message in messages if message['role'] != 'system'"
     template.write_text(template.read_text().replace("for message in messages", without_system))
-    with pytest.raises(InputError, match=r"data\[0\].*what the system says"):
+    with pytest.raises(InputError, match=r"data\[0\].*text of the system"):
         row = {"prompt": "describe", "response": "no", "system": "be brief"}
         train_drafter(target, out, data=[row] * 6, steps=1)

@@ -135,7 +135,7 @@ def test_templates_that_leave_out_or_rewrite_what_is_said_are_refused_by_row() -
         check_written([plain, french, chat()], processor)
     processor.chat_template = SILENT
     check_written([plain], processor)
-    with pytest.raises(InputError, match=r"data\[1\]: got 'in French'.*what the system says"):
+    with pytest.raises(InputError, match=r"data\[1\] must .*text of the system; got 'in French'"):
         check_written([plain, french], processor)
     processor.chat_template = "{{ messages | length }}" + PUBLISHED["as LLaVA-1.5's"]
     with pytest.raises(InputError, match=r"data\[0\].*after its generation prompt"):
@@ -144,7 +144,7 @@ def test_templates_that_leave_out_or_rewrite_what_is_said_are_refused_by_row() -
     with pytest.raises(InputError, match="after its generation prompt"):
         ConversationReader(VisionLanguageTarget(model), processor).example(chat())
     processor.chat_template = "{{ raise_exception('no') }}"
-    with pytest.raises(InputError, match=r"data\[0\].*chat template says: no"):
+    with pytest.raises(InputError, match=r"data\[0\].*chat template, which raised: no"):
         check_written([plain], processor)
-    with pytest.raises(InputError, match="assistant says"):
+    with pytest.raises(InputError, match="must have an assistant reply"):
         reader("llava").example(chat().until(1))

@@ -91,31 +91,31 @@ def test_images_stand_where_they_are_placed(folder: Path) -> None:
 WRONG: list[tuple[Any, str]] = [
     ([1], "allowed|image"),
     ({"image": "a.png", "prompt": ASKED}, "response"),
-    ({"messages": [REPLY]}, "user says"),
+    ({"messages": [REPLY]}, "user message"),
     ({"messages": [{"role": "tool", "content": SAID}]}, "messages"),
     ({"conversations": "hello"}, "conversations"),
-    ({**PROMPT, "image": "c.png"}, "path of an image"),
+    ({**PROMPT, "image": "c.png"}, "path of an image file"),
     ({**PROMPT, "image": "https://x.y/a.png"}, "path of an image"),
-    (told("<image>"), "one for each place"),
-    ({**LLAVA, "image": ["a.png", "b.png"]}, "as many as it has places"),
-    ({**PROMPT, "prompt": "a <image> of"}, "stands for an image"),
-    ({**PROMPT, "video": "a.mp4"}, "rows"),
-    ({**PROMPT, "prompt": f"<video>\n{ASKED}"}, "without '<video>'"),
-    ({**PROMPT, "image": "a.png", "prompt": f"<|image_1|> {ASKED}"}, r"without '<\|image_1\|>'"),
-    (chat("<image>"), "one for each place"),
+    (told("<image>"), "one image for each"),
+    ({**LLAVA, "image": ["a.png", "b.png"]}, "as many images as placeholders"),
+    ({**PROMPT, "prompt": "a <image> of"}, "one image for each"),
+    ({**PROMPT, "video": "a.mp4"}, "unknown column"),
+    ({**PROMPT, "prompt": f"<video>\n{ASKED}"}, "placeholder '<video>'"),
+    ({**PROMPT, "image": "a.png", "prompt": f"<|image_1|> {ASKED}"}, r"placeholder '<\|image_1\|>'"),
+    (chat("<image>"), "one image for each"),
     ({**PROMPT, "image": "a.png", "response": "<image>"}, "user's turns"),
-    ({**LLAVA, "tools": "[]"}, "'tools'|rows"),
-    ({**LLAVA, "images": ["a.png"]}, "one of the two"),
+    ({**LLAVA, "tools": "[]"}, "unknown column 'tools'"),
+    ({**LLAVA, "images": ["a.png"]}, "one of the columns"),
     ({**LLAVA, "prompt": ASKED}, "messages"),
     (
         {"system": "be brief", "messages": [{"role": "system", "content": "no"}, user(ASKED), REPLY]},
-        "one of the two",
+        "column or a system turn",
     ),
-    (chat(ASKED, {**REPLY, "tool_calls": [{"name": "f"}]}), "no more"),
+    (chat(ASKED, {**REPLY, "tool_calls": [{"name": "f"}]}), "a content only"),
     (chat([{"type": "image", "path": "a.png", "max_pixels": 9}]), "type 'image' or 'text'"),
     (
         chat([{"type": "image", "index": 1}, {"type": "image", "index": 0}], images=["a.png", "b.png"]),
-        "order of their places",
+        "order of their parts",
     ),
     (chat([{"type": "video"}]), "type 'image' or 'text'"),
 ]
@@ -137,7 +137,7 @@ def test_the_whole_file_is_checked_and_the_first_bad_rows_are_named(folder: Path
         read_conversations(folder / "rows.jsonl")
     said = str(caught.value)
     assert "5 rows that cannot be used" in said and "and 2 more" in said
-    assert all(f"line {number}:" in said for number in (2, 4, 5)) and "line 6:" not in said
+    assert all(f"line {number} must" in said for number in (2, 4, 5)) and "line 6 " not in said
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])

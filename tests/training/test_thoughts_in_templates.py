@@ -129,14 +129,16 @@ def test_every_row_is_checked_by_its_own_words_before_training() -> None:
     rows = [talk("one", where=f"data, line {line}") for line in range(1, 9)]
     check_written(rows, tokenizer)
     rows[4] = talk("<think>deep</think>one", where="data, line 5")
-    with pytest.raises(InputError, match=r"data, line 5: got '<think>deep.*leaves out what the assistant"):
+    with pytest.raises(InputError, match=r"data, line 5 must .*text of the assistant; got '<think>deep"):
         check_written(rows, tokenizer)
     rows[6] = talk("<think>dark</think>one", where="data, line 7")
-    with pytest.raises(InputError, match=r"2 rows that cannot be used'; data, line 5: .*; data, line 7: "):
+    with pytest.raises(
+        InputError, match=r"data, line 5 must .*; data, line 7 must .*; got '2 rows that cannot be used'"
+    ):
         check_written(rows, tokenizer)
     tokenizer.chat_template = "{{ messages[0].content + 1 }}" + THINKING
-    with pytest.raises(InputError, match=r"data, line 1: .*the chat template says: can only conc"):
+    with pytest.raises(InputError, match=r"data, line 1 must .*, which raised: can only conc"):
         check_written(rows[:1], tokenizer)
     tokenizer.chat_template = DROPPING.replace("'<|end|>'", "''")
-    with pytest.raises(InputError, match=r"data, line 3: .*in which the assistant says something"):
+    with pytest.raises(InputError, match=r"data, line 3 must have an assistant reply"):
         check_written([talk("", where="data, line 3")], tokenizer)

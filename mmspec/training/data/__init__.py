@@ -1,1 +1,1 @@
-"""Data that drafters are trained on."""
+"""Training data of drafters."""

@@ -1,6 +1,6 @@
-"""Reader of conversation files: chat messages, prompt and response, or LLaVA's instruction format.
+"""Parsing of conversation files: chat messages, prompt and response, or LLaVA's instruction format.
 
-Everything but the images' contents is checked here, before anything else happens. Knows no model.
+All rows are checked before training, except for the contents of images. The module does not depend on models.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from mmspec.training.data.rows import check_columns, is_given, read_all
 
 __all__ = ["read_conversation", "read_conversations"]
 
-PLACEHOLDER = "<image>"  # of the LLaVA instruction format, which others share
-OTHERS = re.compile(  # of media that nothing reads, and of other formats
+PLACEHOLDER = "<image>"  # of the LLaVA instruction format and others
+OTHERS = re.compile(  # placeholders of unsupported media and formats
     r"<video>|<audio>|<image_?\d+>|<\|(?:image|video|audio)(?:_\d+)?\|>|<ImageHere>|<image_placeholder>"
     r"|<img>[^<]*</img>"
 )
 SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system"}
 FORMS = (
-    '{"image": path or list of paths, "messages": chat messages}, {"image": path, "prompt": text, '
+    'must be {"image": path or list of paths, "messages": chat messages}, {"image": path, "prompt": text, '
     '"response": text}, or {"image": path, "conversations": [{"from": "human" or "gpt", "value": text}]}, '
-    'each with a "system" text or without'
+    'each with or without a "system" text'
 )
 KINDS = Image.Image | bytes | bytearray | memoryview | io.BytesIO
-NO_IMAGES = "nothing but text: the target sees no images"
+NO_IMAGES = "must contain text only: the target does not accept images"
 Turn = tuple[str, list[Message]]
-"""A role, and the parts of its message; images may hold their data."""
+"""A role, and the parts of its message; image parts may contain their data."""
 
 
 def read_conversations(
@@ -47,27 +47,27 @@ def read_conversations(
     *,
     with_images: bool = True,
 ) -> list[Conversation]:
-    """Read all conversations of a file, or of rows as they would be parsed from one.
+    """Read conversations from a JSON or JSONL file, or from an iterable of rows.
 
     Args:
-        rows: a JSONL file, a `.json` file that is a list, or an iterable; see `read_conversation`.
-        control, with_images: see there.
+        rows: a JSONL file, a `.json` file with a list, or an iterable of dicts; see `read_conversation`.
+        control, with_images: see `read_conversation`.
 
     Raises:
-        InputError: a file or rows that cannot be used; the message has the first few of them by number.
+        InputError: the file or some rows cannot be used; the message names the first of these rows.
     """
     folder, table = Path(), cast(Any, rows)
     named: Iterable[tuple[str, Any]] | None = None
     if isinstance(rows, str | Path):
         file = Path(rows)
-        folder, allowed = file.parent, f"a JSONL file, or a .json file that is a list, of rows {FORMS}"
-        text = read_text(file, "data", allowed)
+        folder, rule = file.parent, f"must be a JSONL file, or a .json file with a list; each row {FORMS}"
+        text = read_text(file, "data", rule)
         if file.suffix != ".json":
             named = json_lines(text, "data, line {}".format, FORMS)
         else:
-            table = parse_json(text, "data", allowed)
+            table = parse_json(text, "data", rule)
             if not isinstance(table, list):
-                raise InputError("data", str(file), allowed)
+                raise InputError("data", str(file), rule)
     named = named or ((f"data[{index}]", row) for index, row in enumerate(table))
     how: Keywords = {"control": control, "with_images": with_images}
     return read_all(named, lambda row, where: read_conversation(row, where, folder, **how))
@@ -81,28 +81,28 @@ def read_conversation(
     *,
     with_images: bool = True,
 ) -> Conversation:
-    """Read a row of any of the three forms: chat messages, prompt and response, LLaVA's instruction format.
+    """Parse a row in one of three formats: chat messages, prompt and response, LLaVA's instruction format.
 
-    `<image>` in what the user says is a place for an image, in all forms. Images that no message places come
-    first in the first message of the user's. A `system` column is a turn in front of all others. What is said
-    after the last reply is left out, for nothing can be learnt from it. Paths are those of files that are
-    there; from Python, images may also be whatever `load_image` takes but addresses.
+    In all formats, `<image>` in a user message marks the position of an image. Images without a position are
+    inserted at the start of the first user message. A `system` column becomes the first turn. Turns after the
+    last reply are dropped. Images are paths of existing files; from Python, they may also be any input of
+    `load_image` except URLs.
 
     Args:
-        row: a table.
-        where: its name in messages.
-        folder: that its paths are relative to.
-        control: the target's own placeholders, which may not stand in a text.
-        with_images: False for a target of text alone: an image is refused, `<image>` is text as any other.
+        row: the row, a dict.
+        where: name of the row in error messages.
+        folder: folder that paths are relative to.
+        control: placeholders of the target, which are not allowed in texts.
+        with_images: False for a text-only target: images raise an error, and `<image>` is ordinary text.
 
     Raises:
-        InputError: it cannot be used, or something in it would not be.
+        InputError: the row cannot be used, or has parts that would be ignored.
     """
     if not isinstance(row, Mapping):
         raise InputError(where, row, FORMS)
     given = [row[name] for name in ("image", "images") if is_given(row.get(name))]
     if len(given) > 1:
-        raise InputError(where, "both 'image' and 'images'", "one of the two columns")
+        raise InputError(where, "both", "must have one of the columns 'image' and 'images'")
     if given and not with_images:
         raise InputError(where, given[0], NO_IMAGES)
     images = [] if not given else list(given[0]) if isinstance(given[0], list | tuple) else given
@@ -117,41 +117,42 @@ def read_conversation(
             elif not with_images:
                 raise InputError(where, part, NO_IMAGES)
             elif role != "user":
-                raise InputError(where, f"an image in what the {role} says", "images in the user's turns")
+                rule = "must contain images in the user's turns only"
+                raise InputError(where, f"an image in a turn of the {role}", rule)
             else:
                 image = next((part[key] for key in SOURCES if part.get(key) is not None), None)
                 if image is None and not waiting:
-                    allowed = f"one for each place that it has: each {PLACEHOLDER!r} stands for an image"
-                    raise InputError(where, f"{len(images)} images", allowed)
+                    rule = f"must have one image for each image part and each {PLACEHOLDER!r}"
+                    raise InputError(where, f"{len(images)} images", rule)
                 if image is None and part.get("index") not in (None, len(images) - len(waiting)):
-                    raise InputError(where, part, "images in the order of their places")
+                    raise InputError(where, part, "must list its images in the order of their parts")
                 shown.append(waiting.pop(0) if image is None else image)
         content = [{"type": "image"} if part["type"] == "image" else part for part in parts]
         messages.append({"role": role, "content": content})
     if waiting and shown:
-        allowed = f"as many as it has places for: {len(images) - len(waiting)}"
-        raise InputError(where, f"{len(images)} images", allowed)
+        rule = f"must have as many images as placeholders: {len(images) - len(waiting)}"
+        raise InputError(where, f"{len(images)} images", rule)
     first = next((index for index, each in enumerate(messages) if each["role"] == "user"), None)
     last = max((index for index, each in enumerate(messages) if each["role"] == "assistant"), default=-1)
     if first is None or last < first:
-        raise InputError(where, row, "something that the user says, and a reply of the assistant's")
+        raise InputError(where, row, "must contain a user message, followed by an assistant reply")
     messages[first]["content"] = [*message("", "", len(waiting))["content"][:-1], *messages[first]["content"]]
     found = tuple(located(image, where, folder) for image in waiting + shown)
     return Conversation(tuple(messages), found, where).until(last + 1)
 
 
-SOURCES = ("image", "path", "url")  # keys of an image part that may hold its data
+SOURCES = ("image", "path", "url")  # keys of an image part that may contain its data
 TURN = Keys(("role", "from", "content", "value"), {**TEMPLATE_KEYS, **UNSUPPORTED_KEYS})
 IMAGE = replace(PARTS["image"], read=("type", *SOURCES, "index"))
 
 
 def read_turns(row: Mapping[str, object], where: str, with_images: bool) -> Iterator[Turn]:
-    """The speaker and the content parts of each turn in a row."""
+    """Yield the role and the content parts of each turn of a row."""
     forms = [form for form in ("messages", "conversations", "prompt") if row.get(form) is not None]
     if len(forms) != 1:
         raise InputError(where, row, FORMS)
     known = ("prompt", "response") if forms == ["prompt"] else forms
-    check_columns(row, ("image", "images", "system", *known), where, f"rows {FORMS}")
+    check_columns(row, ("image", "images", "system", *known), where, FORMS)
     said: Any = row[forms[0]]
     if forms == ["prompt"]:
         pairs = (("user", said), ("assistant", row.get("response")))
@@ -160,16 +161,17 @@ def read_turns(row: Mapping[str, object], where: str, with_images: bool) -> Iter
         raise InputError(where, said, FORMS)
     if is_given(row.get("system")):
         if any(SPEAKERS.get(str(speaker_of(each))) == "system" for each in said):
-            raise InputError(where, "a 'system' column and a system turn", "one of the two")
+            raise InputError(where, "both", "must have either a 'system' column or a system turn")
         said = [{"role": "system", "content": row["system"]}, *said]
     for number, each in enumerate(said, start=1):
         speaker, content = speaker_of(each), each.get("content", each.get("value"))
         if not isinstance(speaker, str) or speaker not in SPEAKERS:
-            allowed = f"messages of one of {', '.join(SPEAKERS)}"
-            raise InputError(where, f"turn {number} of the speaker {speaker!r}", allowed)
+            rule = f"must have messages by one of {', '.join(SPEAKERS)}"
+            raise InputError(where, f"turn {number} by {speaker!r}", rule)
         unread = TURN.unread({key: value for key, value in each.items() if is_given(value)})
         if unread is not None:
-            raise InputError(where, f"turn {number} with {unread!r}", "a speaker and what it says, no more")
+            rule = "must have turns with a role and a content only"
+            raise InputError(where, f"turn {number} with {unread!r}", rule)
         if not isinstance(content, str | list | tuple):
             raise InputError(where, row, FORMS)
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -177,39 +179,40 @@ def read_turns(row: Mapping[str, object], where: str, with_images: bool) -> Iter
 
 
 def speaker_of(turn: Mapping[str, object]) -> Any:
-    """Who speaks in a turn, in chat messages or in LLaVA's format."""
+    """The role of a turn, in chat messages or in LLaVA's format."""
     return turn.get("role", turn.get("from"))
 
 
 def checked_part(part: Any, where: str, with_images: bool) -> list[Message]:
-    """The part of a message, split where images are placed in its text, if there can be any.
+    """Check a part of a message, and split its text at image placeholders.
 
     Raises:
-        InputError: it is neither a text nor an image, or has keys that are not read.
+        InputError: the part is neither text nor image, or has unknown keys.
     """
     kind = part.get("type") if isinstance(part, Mapping) else None
+    rule = "must have message parts of type 'image' or 'text' only, with known keys"
     is_text = kind == "text" and isinstance(part.get("text"), str)
     if not (is_text or kind == "image"):
-        raise InputError(where, part, "parts of type 'image' or 'text'")
+        raise InputError(where, part, rule)
     unread = (PARTS["text"] if is_text else IMAGE).unread(part)
     if unread is not None:
-        raise InputError(where, f"a part of type {kind!r} with {unread!r}", "parts of type 'image' or 'text'")
+        raise InputError(where, f"a part of type {kind!r} with {unread!r}", rule)
     return placed(part["text"]) if is_text and with_images else [part]
 
 
 def check_text(text: str, controls: Iterable[str], where: str) -> None:
-    """Refuse a text with a placeholder in it, which would be learnt as words or stand for nothing.
+    """Check that a text has no other placeholders, which would be learnt as words or have no image.
 
     Raises:
-        InputError: it has one.
+        InputError: the text has one.
     """
     for token in (*controls, *OTHERS.findall(text)):
         if token in text:
-            raise InputError(where, text, f"text without {token!r}, which stands for an image or the like")
+            raise InputError(where, text, f"must not contain the placeholder {token!r} in a text")
 
 
 def placed(text: str) -> list[Message]:
-    """Split a text into parts, with images where its placeholders are; line breaks around these go."""
+    """Split a text into text and image parts at its placeholders, without the line breaks around them."""
     pieces = text.split(PLACEHOLDER)
     if len(pieces) == 1:
         return [{"type": "text", "text": text}]
@@ -223,17 +226,18 @@ def placed(text: str) -> list[Message]:
 
 
 def located(image: object, where: str, folder: Path) -> Any:
-    """The path of an image file that exists; an image that is one already is returned as it is.
+    """Return the path of an existing image file, or an image that is not a path unchanged.
 
     Raises:
-        InputError: there is no such file, or it is no image.
+        InputError: the file does not exist, or the value is not an image.
     """
     if not isinstance(image, str | Path):
-        held = isinstance(image, Mapping) and (image.get("bytes") or image.get("base64"))  # as of datasets
+        # the datasets library stores images as dicts
+        held = isinstance(image, Mapping) and (image.get("bytes") or image.get("base64"))
         if held or isinstance(image, KINDS) or is_array(image):
             return image
-        raise InputError(where, image, "the path of an image, or an image")
+        raise InputError(where, image, "must have images or paths of image files")
     path = folder / image
     if not path.is_file():
-        raise InputError(where, str(image), "the path of an image, relative to the file")
+        raise InputError(where, str(image), "must have the path of an image file, relative to the data file")
     return path

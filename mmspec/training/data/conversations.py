@@ -1,6 +1,6 @@
-"""Conversations as data for drafters, tokenised by the target's own processor and chat template.
+"""Conversations as training data of drafters, tokenized by the target's processor and chat template.
 
-They are drawn anew in each step, and never cut. Does not know where conversations come from.
+Each step draws random rows, and sequences are never truncated. The source of the rows does not matter here.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ logger = logging.getLogger(__name__)
 
 STAGE = 12
 TRIAL_ROWS, TRIAL_TOKENS = 4, 96
-ATTEMPTS = 100  # rows that are drawn in place of those that are skipped, before a step is given up
-SAYS_SOMETHING = "a conversation in which the assistant says something"
-SHOWN_AFTER = 2.0  # seconds of checking, before a progress bar is shown
-# of templates, for turns in an order or with contents that they do not know
+ATTEMPTS = 100  # further rows that a step draws to replace skipped ones, before it raises
+SAYS_SOMETHING = "must have an assistant reply that is not empty"
+SHOWN_AFTER = 2.0  # seconds of checking before a progress bar appears
+# exceptions of chat templates for turns in an order or with contents that they do not support
 REFUSALS = (TemplateError, TypeError, ValueError, LookupError, AttributeError)
 Message = Mapping[str, Any]
 
 
 def message(role: str, text: str, images: int = 0) -> Message:
-    """A message of one text after some images, whose data are given elsewhere."""
+    """Create a message of some image parts without data, followed by a text."""
     parts: list[Message] = [{"type": "image"}] * images
     return {"role": role, "content": [*parts, {"type": "text", "text": text}]}
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Chat messages in turn, and the images that they show.
+    """Chat messages and their images.
 
     Attributes:
-        messages: as chat templates take them, contents in parts; images are parts without data.
-        images: whatever `load_image` takes, in the order of their parts.
-        where: its name in messages.
+        messages: messages for chat templates, with contents in parts; image parts have no data.
+        images: inputs of `load_image`, in the order of the image parts.
+        where: name of the conversation in error messages.
     """
 
     messages: tuple[Message, ...]
@@ -70,16 +70,16 @@ class Conversation:
         return [turn for turn, each in enumerate(self.messages) if each["role"] == "assistant"]
 
     def until(self, turn: int) -> Conversation:
-        """The part of the conversation before a message, with its images."""
+        """Return the conversation before a message, with its images."""
         messages = self.messages[:turn]
         shown = sum(part["type"] == "image" for each in messages for part in each["content"])
         return replace(self, messages=messages, images=self.images[:shown])
 
     def opened(self) -> Conversation:
-        """The conversation with its images read.
+        """Return the conversation with its images loaded.
 
         Raises:
-            MediaError: an image cannot be read; its row and its file are named.
+            MediaError: an image cannot be read; the message names its row and file.
         """
         images = []
         for image in self.images:
@@ -88,17 +88,17 @@ class Conversation:
         return replace(self, images=tuple(images))
 
     def with_reply(self, turn: int, text: str) -> Conversation:
-        """The conversation with another text in one of the assistant's messages."""
+        """Return the conversation with the text of one message of the assistant replaced."""
         messages = (*self.messages[:turn], message("assistant", text), *self.messages[turn + 1 :])
         return replace(self, messages=messages)
 
 
 class ConversationReader:
-    """Tokeniser of conversations for a target, by its processor and that one's chat template.
+    """Tokenizes conversations for a target, with its processor and chat template.
 
     Args:
-        target: reads what is written.
-        processor: of the target; its tokenizer, where it is of text alone.
+        target: the target.
+        processor: processor of the target; the tokenizer of a text-only target.
     """
 
     def __init__(self, target: CausalTarget, processor: Processor) -> None:
@@ -110,10 +110,14 @@ class ConversationReader:
         self.end_token_ids = frozenset(known)
 
     def inputs(self, said: Conversation, *, answering: bool) -> dict[str, Tensor]:
-        """The target's inputs for a conversation [1, L], unpadded, whether or not the assistant speaks next.
+        """Return the target's inputs for a conversation: `input_ids` [1, L], unpadded, and images.
+
+        Args:
+            said: the conversation.
+            answering: whether to add the generation prompt.
 
         Raises:
-            InputError: the chat template refuses it.
+            InputError: the chat template rejects the conversation.
             MediaError: an image cannot be read.
         """
         if self.tokenizer is self.processor:
@@ -137,12 +141,14 @@ class ConversationReader:
         return tensors_of(inputs, self.target)
 
     def example(self, said: Conversation, turns: Sequence[int] | None = None) -> TrainingExample:
-        """The training example of a conversation: replies are learnt up to the token that ends each.
+        """Return the training example of a conversation; each reply is learnt up to its end token.
 
-        By default it is the last one of `sequences`; else its conversation and its turns are given.
+        Args:
+            said: the conversation.
+            turns: indices of the learnt replies; by default the last sequence of `sequences` is used.
 
         Raises:
-            InputError: no reply, or see `sequences`.
+            InputError: there is no reply; see also `sequences`.
             MediaError: an image cannot be read.
         """
         if turns is None:
@@ -162,23 +168,23 @@ class ConversationReader:
         return TrainingExample(whole, int(learnt.long().argmax()), learnt)
 
     def text_places(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[L] True at the tokens of a sequence that no image stands for."""
+        """[L] True at the tokens of a sequence outside of image spans."""
         is_text = torch.ones_like(inputs["input_ids"][0], dtype=torch.bool)
         for span in find_images(self.target.config, inputs):
             is_text[span.start : span.stop] = False
         return is_text
 
     def shared(self, ids: Tensor, beginning: Conversation, *, answering: bool) -> int:
-        """Number of a conversation's tokens [L] that it shares with its beginning."""
+        """Number of tokens that a conversation [L] shares with its tokenized beginning."""
         first = self.inputs(beginning, answering=answering)["input_ids"][0]
         length = min(len(ids), len(first))
-        # a word may join the two, and its token is then the later part's
+        # a token across the boundary belongs to the later part
         return int((ids[:length] == first[:length]).long().cumprod(0).sum())
 
     def regenerated(self, conversations: Sequence[Conversation], new_tokens: int) -> list[Conversation]:
-        """Replace the replies by the target's own, greedy, of at most `new_tokens` tokens.
+        """Replace the replies by greedy replies of the target, of at most `new_tokens` tokens.
 
-        The conversations speak together, turn by turn. A drafter imitates its target, not who wrote the data.
+        The conversations are decoded as one batch, turn by turn.
         """
         told = [each.opened() for each in conversations]
         for turn in range(max(len(each.messages) for each in told)):
@@ -195,26 +201,25 @@ class ConversationReader:
 
 
 class ConversationRows:
-    """Data of given conversations, of which the last four are held out: of those whose images can be read.
+    """Training data from conversations; the last four with readable images are held out.
 
     Args:
-        reader: of the target's tokens.
-        rows: with replies.
-        batch_size: sequences a step and process.
-        seed: of what is drawn for each step.
-        max_length: longer sequences, in tokens, are skipped with a warning; None takes what the target can.
-        regenerate: longest reply that the target writes itself, in place of the row's; 0 keeps the rows'.
-        learn_prompts: whether all text is learnt, who ever says it, and not the replies alone. The target
-            says what it expects of any text.
+        reader: tokenizes for the target.
+        rows: conversations with replies.
+        batch_size: number of sequences per step and process.
+        seed: seed of the random rows of each step.
+        max_length: longer sequences, in tokens, are skipped with a warning. None uses the target's limit.
+        regenerate: maximum length, in tokens, of replies that the target generates to replace those of the
+            rows; 0 keeps the rows' replies.
+        learn_prompts: whether to learn the target's predictions on all text, instead of on the replies alone.
 
     Attributes:
-        skipped: by index, rows with sequences that are too long, of those that were drawn so far: how many
-            messages of the row are in these.
-        damaged: rows whose images cannot be read, of those that were drawn so far.
+        skipped: too long sequences so far: row index -> numbers of messages in these sequences.
+        damaged: rows so far whose images cannot be read.
 
     Raises:
-        InputError: there are too few.
-        MediaError: too many have images that cannot be read; see `DamagedFiles`.
+        InputError: there are too few rows.
+        MediaError: too many rows have images that cannot be read; see `DamagedFiles`.
     """
 
     def __init__(
@@ -241,12 +246,14 @@ class ConversationRows:
             row = left.pop()
             held_out += [row] if self.damaged.opened(row.where, row.opened) is not None else []
         if not left:
-            raise InputError("data", f"{len(rows)} rows", f"more than {TRIAL_ROWS} with images to read")
+            raise InputError(
+                "data", f"{len(rows)} rows", f"must have more than {TRIAL_ROWS} rows with readable images"
+            )
         self.rows, self.held_out = left, held_out[::-1]
 
     @property
     def left_out(self) -> Json:
-        """Rows that were drawn and skipped, for the record of the training."""
+        """The skipped rows, for the record of the training."""
         found = {"too_long": len(self.skipped), "damaged": sorted(self.damaged.found.values())}
         return {name: value for name, value in found.items() if value}
 
@@ -255,7 +262,7 @@ class ConversationRows:
         return DrafterBatch(tuple(example for _, example in drawn), int(rng.integers(2**62)))
 
     def prompts(self, step: int, process: int, new_tokens: int) -> Trial:
-        """The rows of that step's batch, each up to one of its replies, to be replied to anew."""
+        """Return the rows of a step's batch, each cut before a random reply, as prompts."""
         drawn, rng = self.draw(step, process)
         requests = []
         for index, _ in drawn:
@@ -267,7 +274,7 @@ class ConversationRows:
         return Trial(requests, Sampler(), max(1, room), self.reader.end_token_ids)
 
     def draw(self, step: int, process: int) -> tuple[list[tuple[int, TrainingExample]], np.random.Generator]:
-        """The rows of a step, by index and as sequences, and the step's random numbers from there on."""
+        """Return the rows of a step, as (index, sequence) pairs, and the step's random generator."""
         rng = np.random.default_rng([self.seed, STAGE, step, process])
         drawn = [int(index) for index in rng.integers(len(self.rows), size=self.batch_size + ATTEMPTS)]
         picks = zip(drawn, rng.spawn(1)[0].random(len(drawn)), strict=True)
@@ -278,10 +285,10 @@ class ConversationRows:
         )
         found = list(islice(fitting, self.batch_size))
         if len(found) < self.batch_size:
-            allowed = f"rows of at most {self.max_length} tokens; {len(self.skipped)} are longer so far"
+            rule = f"must leave rows to train on: {len(self.skipped)} rows are longer so far"
             if self.damaged.found:
-                allowed += f", and {len(self.damaged.found)} have images that cannot be read"
-            raise InputError("max_length", self.max_length, allowed)
+                rule += f", and {len(self.damaged.found)} rows have images that cannot be read"
+            raise InputError("max_length", self.max_length, rule)
         return found, rng
 
     def trial(self) -> Trial:
@@ -290,7 +297,7 @@ class ConversationRows:
         return Trial(requests, Sampler(), TRIAL_TOKENS, self.reader.end_token_ids)
 
     def learnt_texts(self) -> Iterator[Tensor]:
-        """Tokens [n] of every text that is learnt of the rows that are not held out, with what ends it."""
+        """Yield the tokens [n] of every learnt text of the rows that are not held out, with the end tokens."""
         ends = torch.tensor(sorted(self.reader.end_token_ids), dtype=torch.long)
         for row in self.rows:
             for turn in range(len(row.messages)) if self.learn_prompts else row.replies:
@@ -300,7 +307,7 @@ class ConversationRows:
                 yield torch.cat([torch.tensor(ids, dtype=torch.long), ends])
 
     def tell(self, drawn: Sequence[int]) -> None:
-        """Have the target reply to rows that it has not yet replied to."""
+        """Generate the target's replies to rows that do not have them yet."""
         rows = {index: self.rows[index] for index in sorted({*drawn} - {*self.told})}
         opened = {index: self.damaged.opened(row.where, row.opened) for index, row in rows.items()}
         new = {index: said for index, said in opened.items() if said is not None}
@@ -310,16 +317,16 @@ class ConversationRows:
                 self.told[index] = replace(said, images=self.rows[index].images)
                 try:
                     sequences(said, self.reader.processor)
-                except InputError as error:  # the row's own replies have been checked
+                except InputError as error:  # the replies of the row itself have been checked
                     logger.warning("%s; the row keeps its own replies", error)
                     self.told[index] = self.rows[index]
 
     def example(self, index: int, pick: float = 0.0) -> TrainingExample | None:
-        """A sequence of a row; None if it is too long, or the row has images that cannot be read.
+        """Return a sequence of a row; None if it is too long, or the row's images cannot be read.
 
         Args:
-            index: of the row.
-            pick: from 0 to 1, chooses one of its `sequences`.
+            index: index of the row.
+            pick: number in [0, 1) that selects one of the `sequences`.
         """
         if self.regenerate:
             self.tell([index])
@@ -328,7 +335,9 @@ class ConversationRows:
         part, turns = parts[int(pick * len(parts))]
         if len(part.messages) in self.skipped.get(index, ()):
             return None
-        opened = self.damaged.opened(said.where, said.opened)  # all images, that the choice has no effect
+        opened = self.damaged.opened(
+            said.where, said.opened
+        )  # opens all images, so that skipping does not depend on `pick`
         if opened is None:
             return None
         example = self.reader.example(opened.until(len(part.messages)), turns)
@@ -339,7 +348,7 @@ class ConversationRows:
             return example
         self.skipped.setdefault(index, set()).add(len(part.messages))
         logger.warning(
-            "data: row %d has %d tokens, %d are allowed; %d of %d rows skipped so far",
+            "data: row %d has %d tokens and max_length is %d; %d of %d rows are skipped so far",
             index + 1,
             length,
             self.max_length,
@@ -350,12 +359,12 @@ class ConversationRows:
 
 
 def tokenizer_of(processor: Processor) -> Processor:
-    """The tokenizer inside a processor, or the tokenizer itself."""
+    """The tokenizer of a processor, or the tokenizer itself."""
     return getattr(processor, "tokenizer", processor)
 
 
 def tensors_of(inputs: Mapping[str, Tensor], target: CausalTarget) -> dict[str, Tensor]:
-    """The inputs of one sequence on the target's device and in its precision; nothing of it is padded."""
+    """Move the inputs of one unpadded sequence to the target's device and dtype."""
     return {
         name: value.to(target.dtype) if value.is_floating_point() else value
         for name, value in to_device(inputs, target.device).items()
@@ -369,20 +378,22 @@ def apply_template(
     """Apply the chat template of a processor to the messages of a conversation.
 
     Raises:
-        InputError: the template refuses them.
+        InputError: the template rejects the messages.
     """
-    if tokenizer_of(processor) is processor:  # templates of text take strings, not parts
+    if tokenizer_of(processor) is processor:  # text-only templates take strings, not parts
         messages = [
             {**each, "content": "".join(part["text"] for part in each["content"])} for each in messages
         ]
     try:
         return processor.apply_chat_template(list(messages), **how)
     except REFUSALS as error:
-        raise InputError(said.where, said.messages, f"the chat template says: {error}"[:200]) from error
+        raise InputError(
+            said.where, said.messages, f"must fit the chat template, which raised: {error}"[:200]
+        ) from error
 
 
 def written(processor: Processor, said: Conversation, *, answering: bool) -> str:
-    """A conversation as the chat template of a processor writes it."""
+    """Render a conversation with the chat template of a processor."""
     text: str = apply_template(
         processor, said, said.messages, tokenize=False, add_generation_prompt=answering
     )
@@ -390,18 +401,18 @@ def written(processor: Processor, said: Conversation, *, answering: bool) -> str
 
 
 def sequences(said: Conversation, processor: Processor) -> list[tuple[Conversation, list[int]]]:
-    """The sequences that teach the replies of a conversation.
+    """Split a conversation into the training sequences of its replies.
 
-    The whole conversation teaches all of them if the chat template writes each turn alike, whatever follows.
-    Templates that drop the thoughts of earlier turns, or add empty ones to the last, do not: then each reply
-    is learnt at the end of a sequence of its own, after its prompt as the target reads it in decoding.
+    One sequence with all turns suffices if the chat template renders each turn independently of the following
+    turns. Templates that drop the reasoning of earlier turns, or add empty reasoning to the last, do not. Then
+    each reply gets its own sequence, after the same prompt as in decoding.
 
     Returns:
-        For each sequence, the conversation in it and the indices of the replies that are learnt there.
+        For each sequence, its conversation and the indices of the learnt replies.
 
     Raises:
-        InputError: the template refuses the conversation, leaves out what somebody says, or writes a reply
-            otherwise than after its own generation prompt; or the assistant says nothing.
+        InputError: the template rejects the conversation, omits text, or does not render a reply directly
+            after its generation prompt; or all replies are empty.
     """
     whole = written(processor, said, answering=False)
     alike, turns = True, []
@@ -413,10 +424,8 @@ def sequences(said: Conversation, processor: Processor) -> list[tuple[Conversati
         text = whole if turn + 1 == len(said.messages) else written(processor, part, answering=False)
         check_said(said.where, each, text)
         if not text.startswith(prompt):
-            allowed = (
-                f"replies that the chat template writes after its generation prompt, ...{prompt[-24:]!r}"
-            )
-            raise InputError(said.where, each["content"], allowed)
+            rule = f"must have replies that the chat template renders after its generation prompt, ...{prompt[-24:]!r}"
+            raise InputError(said.where, each["content"], rule)
         alike = alike and whole.startswith(text)
         if text[len(prompt) :].strip():
             turns.append(turn)
@@ -426,23 +435,23 @@ def sequences(said: Conversation, processor: Processor) -> list[tuple[Conversati
 
 
 def check_said(where: str, said: Message, text: str) -> None:
-    """Check that a text has all that a message says, up to white space.
+    """Check that a rendered text contains all texts of a message, up to white space.
 
     Raises:
-        InputError: it leaves something out.
+        InputError: a text is missing.
     """
     for part in said["content"]:
         words = part.get("text", "").strip()
         if words not in text and "".join(words.split()) not in "".join(text.split()):
-            allowed = f"turns that the chat template writes; it leaves out what the {said['role']} says"
-            raise InputError(where, words, allowed)
+            rule = f"must have turns that the chat template renders; it omits the text of the {said['role']}"
+            raise InputError(where, words, rule)
 
 
 def check_written(conversations: Sequence[Conversation], processor: Processor) -> None:
-    """Check that a chat template writes every conversation as training needs it; see `sequences`.
+    """Check that a chat template renders every conversation as training needs it; see `sequences`.
 
     Raises:
-        InputError: it does not; the first few of them are named.
+        InputError: a conversation does not fit; the message names the first few.
     """
     shown = tqdm(conversations, desc="data", unit="row", delay=SHOWN_AFTER)
     read_all(((said.where, said) for said in shown), lambda said, _: sequences(said, processor))

@@ -1,4 +1,4 @@
-"""Rows of training data: which of their columns are read, and what happens to those that cannot be used."""
+"""Rows of training data: checks of their columns, and handling of rows that cannot be used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DamagedFiles", "check_columns", "check_count", "is_given", "read_all
 
 logger = logging.getLogger(__name__)
 
-ABOUT = frozenset(  # columns that say where a row is from: nothing of them is to be learnt
+ABOUT = frozenset(  # columns about the origin of a row, which are ignored
     (
         "id", "idx", "index", "uid", "uuid", "conversation_id", "image_id", "question_id", "sample_id",
         "model", "temperature", "source", "dataset", "dataset_name", "data_source", "origin", "url",
@@ -20,34 +20,34 @@ ABOUT = frozenset(  # columns that say where a row is from: nothing of them is t
         "height", "height_list", "width_list", "length", "metadata", "meta",
     )
 )  # fmt: skip
-NAMED_ERRORS = 3  # of the rows that cannot be used
-DAMAGED_ROWS, DAMAGED_SHARE = 4, 0.01  # rows with damaged files that are skipped: so many, or that share
+NAMED_ERRORS = 3  # number of unusable rows that a message names
+DAMAGED_ROWS, DAMAGED_SHARE = 4, 0.01  # limits of skipped rows with damaged files: a number and a share
 T = TypeVar("T")
 
 
 def is_given(value: object) -> bool:
-    """True unless a value is None, or a text, list or table of nothing."""
+    """Whether a value is neither None nor an empty string, list, tuple or dict."""
     return value is not None and not (isinstance(value, str | list | tuple | dict) and not value)
 
 
-def check_columns(row: Mapping[str, object], known: Iterable[str], where: str, allowed: str) -> None:
-    """Refuse columns that nothing reads; those that are empty, or about the row itself, may be there.
+def check_columns(row: Mapping[str, object], known: Iterable[str], where: str, rule: str) -> None:
+    """Check that a row has known columns only; empty columns and columns about its origin are ignored.
 
     Raises:
-        InputError: there is such a column.
+        InputError: the row has an unknown column; the error has the given rule.
     """
     known = {*known, *ABOUT}
     for name, value in row.items():
         if name not in known and is_given(value):
-            raise InputError(where, f"the column {name!r}, which would not be read", allowed)
+            raise InputError(where, f"the unknown column {name!r}", rule)
 
 
 def read_all(named: Iterable[tuple[str, Any]], read: Callable[[Any, str], T]) -> list[T]:
-    """Read all rows; where some cannot be used, the first few of them are named together.
+    """Read all rows, and raise one error for all that cannot be used, which names the first few.
 
     Args:
-        named: (name of the row in messages, row).
-        read: (row, name) -> what is in it; raises InputError.
+        named: pairs of (name of the row in messages, row).
+        read: function from (row, name) to the parsed row, which raises InputError.
 
     Raises:
         InputError: a row cannot be used.
@@ -63,7 +63,8 @@ def read_all(named: Iterable[tuple[str, Any]], read: Callable[[Any, str], T]) ->
     if wrong:
         more = len(wrong) - NAMED_ERRORS
         reasons = [*map(str, wrong[:NAMED_ERRORS]), *([f"and {more} more"] if more > 0 else [])]
-        raise InputError("data", f"{len(wrong)} rows that cannot be used", "; ".join(reasons))
+        rule = f"must contain usable rows only: {'; '.join(reasons)}"
+        raise InputError("data", f"{len(wrong)} rows that cannot be used", rule)
     return found
 
 
@@ -75,25 +76,25 @@ def check_count(rows: Sequence[object], held_out: int) -> None:
 
 
 class DamagedFiles:
-    """Rows whose files cannot be read: each is named and skipped, until they are too many.
+    """Skips rows whose files cannot be read, with a warning for each, and raises if they are too many.
 
-    Whether a row is skipped depends on its files alone, so that a resumed training skips the same ones.
+    Whether a row is skipped depends on its files alone, so that a resumed training skips the same rows.
 
     Args:
-        count: rows that there are.
+        count: total number of rows.
 
     Attributes:
-        found: what is wrong, by the name of the row.
+        found: error texts by the name of the row.
     """
 
     def __init__(self, count: int) -> None:
         self.count, self.found = count, dict[str, str]()
 
     def opened(self, where: str, load: Callable[[], T]) -> T | None:
-        """The files of a row, loaded; None, with a warning at first, if they cannot be read.
+        """Load the files of a row; return None, and log a warning the first time, if they cannot be read.
 
         Raises:
-            MediaError: more than four rows, and than a hundredth of all, have such files.
+            MediaError: the files of more than four rows, and of more than 1 % of all rows, cannot be read.
         """
         if where in self.found:
             return None
@@ -101,10 +102,12 @@ class DamagedFiles:
             return load()
         except MediaError as error:
             self.found[where] = str(error)
-            logger.warning("%s; the row is skipped, as %d of %d so far", error, len(self.found), self.count)
+            logger.warning(
+                "%s; the row is skipped (%d of %d rows so far)", error, len(self.found), self.count
+            )
             if len(self.found) > max(DAMAGED_ROWS, DAMAGED_SHARE * self.count):
                 reasons = "; ".join([*self.found.values()][:NAMED_ERRORS])
                 got = f"{len(self.found)} of {self.count} rows with files that cannot be read"
-                allowed = f"at most {DAMAGED_ROWS}, or 1 %, are skipped: {reasons}"
-                raise MediaError("data", got, allowed) from error
+                rule = f"must have at most {DAMAGED_ROWS} rows, or 1 %, with damaged files: {reasons}"
+                raise MediaError("data", got, rule) from error
             return None

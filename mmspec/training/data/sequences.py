@@ -1,7 +1,7 @@
-"""Training data of drafters: whole sequences, prompt and answer, as their target reads them.
+"""Interface of training data: whole sequences of prompt and answer, in the form of the target's inputs.
 
-Knows nothing of drafters. A source of data gives equal sequences for equal steps, so that a resumed run sees
-what an uninterrupted one would have seen.
+A data source returns equal sequences for equal steps, so that a resumed run and an uninterrupted one train on
+the same sequences. It does not depend on the drafter.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class TrainingExample:
     """One training sequence.
 
     Attributes:
-        inputs: the target's keyword arguments, as of a request: `input_ids` [1, L] of prompt and answer.
-        answer: index of the answer's first token.
-        only: [L] True at the learnt tokens, where they are not all from `answer` on: of several turns.
+        inputs: keyword arguments of the target, as in a `Request`: `input_ids` [1, L] of prompt and answer.
+        answer: index of the first token of the answer.
+        only: [L] True at the learnt tokens; None for all tokens from `answer` on.
     """
 
     inputs: dict[str, Tensor]
@@ -55,36 +55,36 @@ class TrainingExample:
         return torch.arange(len(ids), device=ids.device) >= self.answer
 
     def to(self, device: torch.device) -> Self:
-        """The same with every tensor on that device."""
+        """Return a copy with every tensor on the device."""
         inputs = {name: value.to(device) for name, value in self.inputs.items()}
         return replace(self, inputs=inputs, only=None if self.only is None else self.only.to(device))
 
 
 @dataclass(frozen=True)
 class DrafterBatch:
-    """The sequences of a step, and the seed of its noise."""
+    """The sequences of a step, and the seed of its random numbers."""
 
     examples: tuple[TrainingExample, ...]
     seed: int
 
     def to(self, device: torch.device) -> Self:
-        """The same with every tensor on that device."""
+        """Return a copy with every tensor on the device."""
         moved = (example.to(device) for example in self.examples)
         return replace(self, examples=tuple(moved))
 
 
 @dataclass(frozen=True)
 class TensorBatch:
-    """Base of batches whose fields are all tensors."""
+    """Base class of batches whose fields are all tensors."""
 
     def to(self, device: torch.device) -> Self:
-        """The same with every tensor on that device."""
+        """Return a copy with every tensor on the device."""
         return type(self)(*(getattr(self, each.name).to(device) for each in fields(self)))
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Held-out prompts, with the settings that they are decoded with."""
+    """Held-out prompts, with their decoding settings."""
 
     requests: Sequence[Request]
     sampler: Sampler
@@ -93,33 +93,33 @@ class Trial:
 
 
 class DrafterData(Protocol):
-    """A source of sequences."""
+    """Protocol of a source of training sequences."""
 
     def batch(self, step: int, process: int) -> DrafterBatch:
-        """The sequences of a step, in one of the processes that train."""
+        """Return the sequences of a step and training process."""
 
     def trial(self) -> Trial:
-        """Held-out prompts."""
+        """Return the held-out prompts."""
 
 
 class PromptData(Protocol):
-    """A source of prompts, for images that the target draws itself."""
+    """Protocol of a source of prompts, from which the target draws its own training images."""
 
     def prompts(self, step: int, process: int) -> Trial:
-        """The prompts of a step, in one of the processes that train."""
+        """Return the prompts of a step and training process."""
 
 
 def acceptance_length(target: CausalTarget, drafter: Drafter, trial: Trial) -> float:
-    """Measure the tokens committed per target forward, by decoding the trial with exact acceptance."""
+    """Measure the tokens per forward pass, by decoding the trial with an exact acceptance rule."""
     return decode(target, drafter, trial).stats.acceptance_length
 
 
 @torch.no_grad()
 def decode(target: CausalTarget, drafter: Drafter, trial: Trial, seed: int = 0) -> Canvas:
-    """Decode the trial with exact acceptance: the target's own output, whichever drafter is used."""
+    """Decode the trial with an exact acceptance rule: the output does not depend on the drafter."""
     stopping = Stopping(trial.new_tokens, trial.end_token_ids)
     random = RandomStream.from_seed(seed, len(trial.requests), target.device)
-    accelerator = pair("trial", drafter.fit(target)).with_length("fixed")  # whatever else the machine does
+    accelerator = pair("trial", drafter.fit(target)).with_length("fixed")  # does not depend on measured times
     call = accelerator.call(target, trial.sampler, trial.requests, stopping, random)
     for _ in call.rounds():
         pass

@@ -1,4 +1,4 @@
-"""Loading of a frozen target, and of the data that its drafters learn from."""
+"""Loading of a frozen target and of the training data of its drafters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = ["MakeData", "Rows", "open_target", "pick_dtype"]
 
 Rows = str | Path | Iterable[Mapping[str, object]]
 MakeData = Callable[[Any, Any, int, int, int], DrafterData]
-"""(target, reader, batch size, seed, regenerate) -> data.
+"""Function: (target, reader, batch size, seed, regenerate) -> data.
 
 The reader is a `ConversationReader`, the folder of a LlamaGen, or the tokenizer or processor of another
 image model.
@@ -61,23 +61,23 @@ def open_target(
     image_method: str | None = None,
     states: str | Path | None = None,
 ) -> tuple[CausalTarget, DrafterData]:
-    """Load the frozen target of a folder or hub id, and its data; data are checked before weights are read.
+    """Load a frozen target from a folder or hub id, and its data. Data are checked before weights are read.
 
-    Arguments are those of `train_drafter`, and the method if it is one for image tokens alone.
+    The arguments are those of `train_drafter`; `image_method` is the method if it is for image tokens only.
 
     Raises:
-        CheckpointError: it cannot be read, or is of no family that data is known for.
-        InputError: the data cannot be used, or the target has no such choice.
+        CheckpointError: the target cannot be read, or its family has no known training data.
+        InputError: the data cannot be used, or the target does not support an argument.
     """
     exact = pick_dtype(dtype, device)
     name = check_source(source, "target")
     config = load_config(name, argument="target")
     family = family_of(config)
-    draws = family is not None and family.draws == "tokens" and not family.answers  # as LlamaGen
+    draws = family is not None and family.draws == "tokens" and not family.answers  # like LlamaGen
     if states and (callable(data) or image_method is not None or draws):
-        raise InputError("states", str(states), "nothing: these data are made anew in every step")
+        raise InputError("states", str(states), "cannot be used with data that change in every step")
     if learn_prompts and callable(data):
-        raise InputError("learn_prompts", True, "False: these data are made anew in every step")
+        raise InputError("learn_prompts", True, "must be False for data that change in every step")
     if draws:
         for argument, value in (
             ("max_length", max_length),
@@ -85,11 +85,11 @@ def open_target(
             ("learn_prompts", learn_prompts),
         ):
             if value:
-                raise InputError(argument, value, "nothing: the target draws images")
+                raise InputError(argument, value, "cannot be used: the target draws images")
         if dtype not in ("auto", "float32"):
-            raise InputError("dtype", dtype, "float32: the target draws images")
+            raise InputError("dtype", dtype, "must be float32: the target draws images")
         if not callable(data) and not isinstance(data, str | Path):
-            raise InputError("data", type(data).__name__, "a JSONL file: the target draws images")
+            raise InputError("data", type(data).__name__, "must be a JSONL file: the target draws images")
         folder = Path(name)
         if callable(data):
             images = open_llamagen(folder, device)
@@ -100,11 +100,11 @@ def open_target(
         return images, ImageFile(images, folder, batch_size, seed, Path(data))
     if image_method is not None:
         if family is None or (family.draws != "tokens" and family.prompts is None):
-            allowed = "one for text: this one learns from images that the target draws"
-            raise InputError("method", image_method, allowed)
+            rule = "must be a method for text: this one learns from images that the target draws"
+            raise InputError("method", image_method, rule)
         if not callable(data):
-            allowed = "a function, such as `ImagePrompts(file)` of mmspec.pipelines.drafter_prompts"
-            raise InputError("data", type(data).__name__, allowed)
+            rule = "must be a function, such as `ImagePrompts(file)` of mmspec.pipelines.drafter_prompts"
+            raise InputError("data", type(data).__name__, rule)
         target, words = open_image_tokens(name, config, family, dtype=exact, device_map={"": device})
         return target, data(target, words, batch_size, seed, regenerate)
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -112,16 +112,15 @@ def open_target(
         raise CheckpointError(
             "target",
             config.model_type,
-            "a vision-language or causal language model, or a LlamaGen as `mmspec convert` writes it",
+            "must be a vision-language or causal language model, or a LlamaGen that `mmspec convert` wrote",
         )
     if data is scene_data and not sees:
-        allowed = f"a file of conversations: {config.model_type!r} sees no images, and could not read scenes"
-        raise InputError("data", "none", allowed)
+        rule = f"must be a file of conversations: scenes have images, and {config.model_type!r} is text-only"
+        raise InputError("data", "none", rule)
     processor = load_processor(name, config, argument="target")
     if getattr(processor, "chat_template", None) is None:
-        raise CheckpointError(
-            "target", name, f"a {'processor' if sees else 'tokenizer'} with a chat template"
-        )
+        rule = f"must have a {'processor' if sees else 'tokenizer'} with a chat template"
+        raise CheckpointError("target", name, rule)
     told = []
     if not callable(data):
         controls = (getattr(processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
@@ -130,7 +129,7 @@ def open_target(
         check_count(told, TRIAL_ROWS)
         check_written(told, processor)
     if callable(data) and max_length is not None:
-        raise InputError("max_length", max_length, "nothing for generated data, whose lengths are its own")
+        raise InputError("max_length", max_length, "cannot be used with generated data")
     model = load_model(name, config, argument="target", dtype=exact, device_map={"": device})
     nn.Module.requires_grad_(model, False)
     target = VisionLanguageTarget(model) if sees else adapt(model)
@@ -143,19 +142,19 @@ def open_target(
 
 
 def is_language_model(config: PreTrainedConfig) -> bool:
-    """Whether a config is that of a model of text alone, one token after the other."""
+    """Whether a config belongs to a text-only autoregressive model."""
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and family_of(config) is None
 
 
 def open_image_tokens(
     source: str, config: PreTrainedConfig, family: Family, **how: Any
 ) -> tuple[CausalTarget, Any]:
-    """Load a model that draws images of discrete tokens, frozen, and its tokenizer or processor.
+    """Load a frozen model that draws image tokens, and its tokenizer or processor.
 
     Raises:
-        CheckpointError: it cannot be read.
+        CheckpointError: the model cannot be read.
     """
-    if family.load is not None and not family.draws:  # others draw with it
+    if family.load is not None and not family.draws:  # a loader for models that do not draw by themselves
         loaded = load(family.load)(ModelSource(source, config, how=how))
         model, words = loaded["model"], loaded["processor"]
     else:
@@ -166,10 +165,10 @@ def open_image_tokens(
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The precision of a frozen target; "auto" is bfloat16 on a GPU and float32 elsewhere.
+    """Return the dtype of a frozen target; "auto" is bfloat16 on a GPU and float32 elsewhere.
 
     Raises:
-        InputError: no such precision.
+        InputError: the name is unknown.
     """
     if name not in ("auto", *DTYPES):
         raise InputError("dtype", name, did_you_mean(name, ("auto", *DTYPES)))

@@ -1,4 +1,4 @@
-"""Hidden states of a frozen target on training sequences, kept in a folder for the trainings that follow."""
+"""On-disk cache of the hidden states of a frozen target, shared by trainings on the same sequences."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ __all__ = ["StoredStates", "Summary"]
 
 logger = logging.getLogger(__name__)
 
-TARGET = "target.json"  # whose states a folder holds
-TABLE = {"embeddings": "table"}  # of a file without them: the target's table gives the same bits
+TARGET = "target.json"  # identifies the target whose states the folder stores
+TABLE = {"embeddings": "table"}  # metadata of files without embeddings: the target's table has the same bits
 
 
 class Summary(NamedTuple):
-    """Summary of a target's logits of all tokens at places [..].
+    """Summary of a target's logits over the whole vocabulary at positions [..].
 
     Attributes:
         likeliest: [..] the likeliest token.
-        total: [..] logarithm of the sum of all exponentials, by which a logit is a probability.
+        total: [..] log-sum-exp of the logits, which normalizes a logit to a log-probability.
     """
 
     likeliest: Tensor
@@ -43,18 +43,18 @@ class Summary(NamedTuple):
 
 
 class StoredStates:
-    """A target's hidden states of sequences: from a folder where they are known, and stored where not.
+    """A target's hidden states of sequences, loaded from a folder, or computed and stored there.
 
-    Each sequence is a file, in the target's number format, and one of its logits where they are asked for;
-    several processes may share the folder. States of a sequence depend on those that it was read beside, in
-    their last bits, for padding changes rounding.
+    Each sequence has one file, in the target's dtype, and a second one if logits are summarized. Several
+    processes may share the folder. The states depend in their last bits on the batch in which they were
+    computed, because padding changes rounding.
 
     Args:
-        target: frozen.
-        folder: new, or with states of the same weights in the same format on the same kind of device.
+        target: the frozen target.
+        folder: a new folder, or one with states of the same weights, dtype and device type.
 
     Raises:
-        InputError: the folder is another target's, or cannot be written.
+        InputError: the folder belongs to another target, or cannot be written.
     """
 
     def __init__(self, target: CausalTarget, folder: str | Path) -> None:
@@ -73,18 +73,19 @@ class StoredStates:
                     temporary.write_text(json.dumps(self.own) + "\n", encoding="utf-8")
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise self._refusal(f"a folder of hidden states, or a new one ({error})") from error
+            raise self._refusal(f"must be a folder of hidden states, or a new one ({error})") from error
         if found != self.own:
-            raise self._refusal(f"a folder of this target's states, {self.own}, or a new one; it has {found}")
+            rule = f"must be a new folder, or one of this target's states ({self.own}); it has {found}"
+            raise self._refusal(rule)
 
     @torch.no_grad()
     def read(self, sequences: Sequence[Mapping[str, Tensor]], taps: Sequence[int]) -> dict[int, Tensor]:
-        """Hidden states of whole sequences, as `CausalTarget.read` gives them: tap -> [B, L, d].
+        """Return the hidden states of whole sequences, like `CausalTarget.read`: tap -> [B, L, d].
 
-        The target reads those that lack a tap, together.
+        The target processes the sequences that lack a tap in one batch.
 
         Raises:
-            InputError: they cannot be stored.
+            InputError: the states cannot be stored.
         """
         paths = [self.folder / f"{self._key(inputs)}.safetensors" for inputs in sequences]
         rows = [self._load(path, inputs) for path, inputs in zip(paths, sequences, strict=True)]
@@ -100,10 +101,10 @@ class StoredStates:
 
     @torch.no_grad()
     def summary(self, sequences: Sequence[Mapping[str, Tensor]], states: Tensor) -> Summary:
-        """Summary [B, L] of the target's logits at final hidden states [B, L, d] of sequences.
+        """Return the summary [B, L] of the target's logits for final hidden states [B, L, d] of sequences.
 
         Raises:
-            InputError: it cannot be stored.
+            InputError: the summary cannot be stored.
         """
         rows = []
         for inputs, hidden in zip(sequences, states, strict=True):
@@ -117,7 +118,7 @@ class StoredStates:
         return Summary(*(pad_sequence(list(each), batch_first=True) for each in zip(*rows, strict=True)))
 
     def _key(self, inputs: Mapping[str, Tensor]) -> str:
-        """A name for a sequence by all that the target is told, and by the target."""
+        """A hash of the target and of all inputs of a sequence."""
         digest = hashlib.sha256(self.own["fingerprint"].encode())
         for name, value in sorted(inputs.items()):
             digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
@@ -125,24 +126,24 @@ class StoredStates:
         return digest.hexdigest()[:40]
 
     def _load(self, path: Path, inputs: Mapping[str, Tensor]) -> dict[int, Tensor]:
-        """The states of a sequence that are stored, tap -> [L, d]; a damaged file has none."""
+        """The stored states of a sequence, tap -> [L, d]; none if the file is damaged."""
         tensors, metadata = self._open(path)
         states = {int(tap): each for tap, each in tensors.items()}
         return states | ({EMBEDDINGS: self.target.embed(inputs["input_ids"])[0]} if metadata == TABLE else {})
 
     def _open(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str] | None]:
-        """The tensors and metadata of a file; none where there is no file, or a damaged one."""
+        """The tensors and metadata of a file; none if it does not exist or is damaged."""
         try:
-            with safe_open(path, "pt") as file:  # mapped into memory: what is not used is not read
+            with safe_open(path, "pt") as file:  # memory-mapped: only the tensors that are used are read
                 return {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
         except FileNotFoundError:
             return {}, None
         except SafetensorError as error:
-            logger.warning("%s is damaged (%s): its sequence is read anew", path, error)
+            logger.warning("%s is damaged (%s); the states of its sequence are computed again", path, error)
             return {}, None
 
     def _store(self, path: Path, inputs: Mapping[str, Tensor], states: Mapping[int, Tensor]) -> None:
-        """Write the states of a sequence, tap -> [L, d]; embeddings only if the table does not give them."""
+        """Write the states of a sequence, tap -> [L, d]; embeddings only if they differ from the table's."""
         by_table = (
             EMBEDDINGS in states
             and not media_of(inputs)
@@ -154,13 +155,13 @@ class StoredStates:
     def _write(
         self, path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
     ) -> None:
-        """Write a file, whole or not at all."""
+        """Write a file atomically."""
         kept = {name: each.cpu().contiguous() for name, each in tensors.items()}
         try:
             with atomic_file(path) as temporary:
                 save_file(kept, temporary, metadata)
         except (OSError, SafetensorError) as error:
-            raise self._refusal(f"a folder that can be written, with room ({error})") from error
+            raise self._refusal(f"must be a writable folder with free space ({error})") from error
 
-    def _refusal(self, allowed: str) -> InputError:
-        return InputError("states", str(self.folder), allowed)
+    def _refusal(self, rule: str) -> InputError:
+        return InputError("states", str(self.folder), rule)

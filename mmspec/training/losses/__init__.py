@@ -1,1 +1,1 @@
-"""Losses of drafters."""
+"""Losses of drafting heads."""

@@ -62,7 +62,7 @@ class Reading:
     summary: Summary | None = None
 
     def prompts(self, features: Tensor) -> Prompts:
-        """The sequences in the form of whole prompts for a head, with its features [B, L, d] of the tokens."""
+        """The batch as whole prompts for a head, with the features [B, L, d] of its tokens."""
         questions = (self.learnt.long().argmax(-1) - 1).clamp_min(0)
         return Prompts(self.taps[EMBEDDINGS], features, self.lengths, self.spans, questions)
 
@@ -86,7 +86,7 @@ def read(
 
 
 def learnt_images(target: CausalTarget, layout: Layout | None) -> Keywords:
-    """Attributes of a head's config that identify the images of its training: the target's codebook and layout."""
+    """Attributes of a head's config that identify the images that it learnt: codebook and layout."""
     sample = [] if target.codebook is None else codebook_sample(target).tolist()
     codebook = [float(f"{number:.4g}") for number in sample]
     return {"columns": layout.columns if isinstance(layout, ImageGrid) else 0, "codebook": codebook}
@@ -109,7 +109,7 @@ class Blocks:
     Attributes:
         row: [m] row of the batch.
         before: [m] position of the token before each root, whose hidden state the heads read.
-        ahead: [m, K] positions of the root and of the tokens after it; head i predicts the token after the i-th.
+        ahead: [m, K] positions of the root and of the tokens after it; head i predicts the one after the i-th.
         counted: [m, K] which of these are learnt; other positions are clamped to the batch.
     """
 
@@ -197,7 +197,7 @@ class DrafterLoss(nn.Module):
         *,
         conditional: bool = False,
     ) -> Goals:
-        """The target's distributions of the tokens that the head drafts, at positions of a batch; see `Goals.of`."""
+        """The target's distributions of the drafted tokens at positions of a batch; see `Goals.of`."""
         return Goals.of(
             self.target,
             reading.taps[HIDDEN],
@@ -215,7 +215,7 @@ class DrafterLoss(nn.Module):
 
     @functools.cached_property
     def read_out(self) -> Callable[[Tensor], Tensor]:
-        """Function: states [..., d] -> logits of the tokens that the head drafts, by the target's output matrix.
+        """Function: states [..., d] -> logits of the drafted tokens, by the target's output matrix.
 
         Created on first use, when the head has its tokens and is on its device.
         """
@@ -242,9 +242,9 @@ VOCABULARY_BATCHES = 128
 
 
 def choose_vocabulary(head: DraftingHead, data: DrafterData, batches: int = VOCABULARY_BATCHES) -> None:
-    """Set a new head's reduced vocabulary to the most frequent learnt tokens; ties prefer lower token ids.
+    """Set a new head's reduced vocabulary to the most frequent learnt tokens; ties prefer lower ids.
 
-    All processes count the same texts: all given texts, or the first batches of data that change in each step.
+    All processes count the same texts: all given ones, or the first batches of changing data.
     """
     if head.draft_tokens is None:
         return

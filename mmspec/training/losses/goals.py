@@ -56,7 +56,7 @@ class Goals:
         """Compute the goals at positions of a batch.
 
         Args:
-            target: the target; its output matrix is applied once per counted position, unless a summary is given.
+            target: its output matrix is applied once per counted position, unless a summary is given.
             states: [B, L, d] final hidden states of the target.
             place: rows and positions in the batch, which broadcast to [..].
             counted: [..] True where something is learnt.
