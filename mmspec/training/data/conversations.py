@@ -297,7 +297,7 @@ class ConversationRows:
         return Trial(requests, Sampler(), TRIAL_TOKENS, self.reader.end_token_ids)
 
     def learnt_texts(self) -> Iterator[Tensor]:
-        """Yield the tokens [n] of every learnt text of the rows that are not held out, end tokens included."""
+        """Yield the tokens [n] of every learnt text of rows that are not held out, end tokens included."""
         ends = torch.tensor(sorted(self.reader.end_token_ids), dtype=torch.long)
         for row in self.rows:
             for turn in range(len(row.messages)) if self.learn_prompts else row.replies:
@@ -405,7 +405,7 @@ def sequences(said: Conversation, processor: Processor) -> list[tuple[Conversati
 
     One sequence with all turns suffices if the chat template renders each turn independently of the following
     turns. Templates that drop the reasoning of earlier turns, or add empty reasoning to the last, do not.
-    Then     each reply gets its own sequence, after the same prompt as in decoding.
+    Then each reply gets its own sequence, after the same prompt as in decoding.
 
     Returns:
         For each sequence, its conversation and the indices of the learnt replies.
