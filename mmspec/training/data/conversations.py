@@ -300,7 +300,7 @@ class ConversationRows:
         return Trial(requests, Sampler(), TRIAL_TOKENS, self.reader.end_token_ids)
 
     def learnt_texts(self) -> Iterator[Tensor]:
-        """Yield the tokens [n] of every learnt text of the rows that are not held out, with the end tokens."""
+        """Yield the tokens [n] of every learnt text of the rows that are not held out, plus end tokens."""
         ends = torch.tensor(sorted(self.reader.end_token_ids), dtype=torch.long)
         for row in self.rows:
             for turn in range(len(row.messages)) if self.learn_prompts else row.replies:
@@ -407,8 +407,8 @@ def sequences(said: Conversation, processor: Processor) -> list[tuple[Conversati
     """Split a conversation into the training sequences of its replies.
 
     One sequence with all turns suffices if the chat template renders each turn independently of the following
-    turns. Templates that drop the reasoning of earlier turns, or add empty reasoning to the last, do not. Then
-    each reply gets its own sequence, after the same prompt as in decoding.
+    turns. Templates that drop the reasoning of earlier turns, or add an empty one to the last, do not. With
+    these, each reply gets its own sequence, after the same prompt as in decoding.
 
     Returns:
         For each sequence, its conversation and the indices of the learnt replies.
@@ -427,7 +427,8 @@ def sequences(said: Conversation, processor: Processor) -> list[tuple[Conversati
         text = whole if turn + 1 == len(said.messages) else written(processor, part, answering=False)
         check_said(said.where, each, text)
         if not text.startswith(prompt):
-            rule = f"must have replies that the chat template renders after its generation prompt, ...{prompt[-24:]!r}"
+            rule = "must have replies that the chat template renders after its generation prompt, "
+            rule += f"...{prompt[-24:]!r}"
             raise InputError(said.where, each["content"], rule)
         alike = alike and whole.startswith(text)
         if text[len(prompt) :].strip():

@@ -109,7 +109,7 @@ class Blocks:
     Attributes:
         row: [m] row of the batch.
         before: [m] position of the token before each root, whose hidden state the heads read.
-        ahead: [m, K] positions of the root and of the tokens after it; head i predicts the one after the i-th.
+        ahead: [m, K] positions of the root and of the tokens after it; head i predicts the next after i.
         counted: [m, K] which of these are learnt; other positions are clamped to the batch.
     """
 
