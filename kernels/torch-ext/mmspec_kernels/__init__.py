@@ -1,7 +1,7 @@
-"""Kernels for speculative decoding: Triton ops, each beside a twin in torch with the same numbers.
+"""Triton kernels for speculative decoding; each op also has an equivalent implementation in torch.
 
-Knows nothing of models or methods. Imports torch, triton and einops only, and itself by relative imports, so
-that the folder is also a Hugging Face Hub kernel.
+The package is independent of models and methods. It imports only torch, triton and einops, and uses relative
+imports, so that the folder is also a valid Hugging Face Hub kernel.
 """
 
 from .chain import verify_chain
@@ -48,4 +48,4 @@ __all__ = [
     "warp_logits",
 ]
 
-OPS = [name for name in __all__ if name != "Warping"]  # which is an argument of two of them
+OPS = [name for name in __all__ if name != "Warping"]  # an argument class, not an op

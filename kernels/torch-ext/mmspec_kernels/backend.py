@@ -1,4 +1,4 @@
-"""Triton where it can run, the choice of an op's implementation, and the registration of ops with torch."""
+"""Backend selection (Triton or torch), kernel launching, and registration of ops with torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 NAMESPACE = __package__.replace(".", "_")
-"""Namespace of the ops in `torch.ops`: a copy from the Hub beside the installed one has its own."""
+"""Namespace of the ops in `torch.ops`: a copy from the Hub does not collide with an installed package."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -20,20 +20,20 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class Op(Protocol[P, R_co]):
-    """An op as callers see it: a function, with the registered `op` that torch.compile keeps whole."""
+    """A callable op, with the registered custom op as `op`, which torch.compile does not trace into."""
 
     op: Any
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None  # it has no wheels outside Linux
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # Triton has wheels for Linux only
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether kernels run in Triton's interpreter, on CPU tensors. Triton asks where a kernel is defined."""
+"""Whether kernels run in Triton's interpreter, on CPU tensors. Triton checks this at a kernel's definition."""
 
 
 class _NoTriton:
-    """Stands for Triton where nothing can run its kernels: they stay Python functions that nobody calls."""
+    """Replaces Triton where its kernels cannot run: kernels remain Python functions that are never called."""
 
     @staticmethod
     def jit(function: object = None, **options: object) -> Any:
@@ -56,53 +56,53 @@ if HAS_TRITON and (INTERPRETED or torch.version.cuda or torch.version.hip):
 def use_triton(device: torch.device) -> bool:
     """Return whether ops on this device run as Triton kernels.
 
-    On CUDA they do, unless `MMSPEC_BACKEND=torch`. On the CPU they do where `MMSPEC_BACKEND=triton` and
-    `TRITON_INTERPRET=1`: slowly, for tests.
+    On CUDA they do, unless `MMSPEC_BACKEND=torch` is set. On the CPU they do if `MMSPEC_BACKEND=triton` and
+    `TRITON_INTERPRET=1` are set, which is slow and meant for tests.
 
     Raises:
-        ValueError: `MMSPEC_BACKEND` names no backend.
+        ValueError: the value of `MMSPEC_BACKEND` is unknown.
     """
     wanted = os.environ.get("MMSPEC_BACKEND")
-    if wanted is None:  # first, for every call of every op asks
+    if wanted is None:  # the common case first: every call of every op runs this
         return device.type == "cuda" and HAS_TRITON
     if wanted not in ("torch", "triton"):
-        raise ValueError(f"MMSPEC_BACKEND: got {wanted!r}; allowed: torch, triton")
+        raise ValueError(f"MMSPEC_BACKEND must be torch or triton; got {wanted!r}")
     if wanted == "torch" or not HAS_TRITON:
         return False
     return device.type == "cuda" or (device.type == "cpu" and INTERPRETED)
 
 
 def with_row_stride(values: Tensor) -> tuple[Tensor, int]:
-    """Return values [B, n, V] and what lies between their rows: copied only if a row is not in one piece."""
+    """Return values [B, n, V] and the stride of their rows; copies only if a row is not contiguous."""
     whole = values if values.stride()[1:] == (values.shape[2], 1) else values.contiguous()
     return whole, whole.stride(0)
 
 
 def use_triton_without_gradient(x: Tensor, *others: Tensor) -> bool:
-    """`use_triton` for an op whose kernel has no gradient: not where one of its arguments wants one."""
-    # the cheapest first: to ask the environment costs as much as a small op
+    """`use_triton` for an op whose kernel has no gradient: False if an argument requires one."""
+    # the cheapest check first: reading the environment costs as much as a small op
     if (x.is_cpu and not INTERPRETED) or not use_triton(x.device):
         return False
     return not (torch.is_grad_enabled() and any(each.requires_grad for each in (x, *others)))
 
 
 def rows_together(x: Tensor) -> Tensor:
-    """The same numbers [..., V] with those of each row side by side; rows may be parts of longer ones."""
+    """Return [..., V] with adjacent elements in each row; rows may be slices of longer ones."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def planes(rows: Tensor) -> Tensor:
-    """View [..., V] as [batch, places, V] with adjacent elements; copied where two strides do not suffice.
+    """View [..., V] as [batch, positions, V] with adjacent elements; copies if two strides do not suffice.
 
-    A slice of the places of a batch (`p[:, :-1]`) is a view; as [batch * places, V] it would be copied.
+    A slice of positions (`p[:, :-1]`) stays a view, while a reshape to [batch * positions, V] would copy it.
     """
     return rows_together(rows.reshape(-1, *rows.shape[-2:]) if rows.dim() > 1 else rows[None, None])
 
 
 def launcher(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function launch kernels on the device of its first argument, a tensor or a list of them.
+    """Decorate a function to launch kernels on the device of its first argument, a tensor or a list of them.
 
-    Triton launches on the current device and stream, wherever the tensors are; layers may be on several.
+    Triton launches on the current device and stream, and the layers of a model may be on several devices.
     """
 
     @functools.wraps(function)
@@ -118,10 +118,10 @@ def launcher(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def explain_backend(device: torch.device) -> tuple[str, str]:
-    """Return what ops on this device run as, "triton" or "torch", and why.
+    """Return the backend of ops on this device, "triton" or "torch", and the reason for it.
 
     Raises:
-        ValueError: as `use_triton`.
+        ValueError: see `use_triton`.
     """
     wanted = os.environ.get("MMSPEC_BACKEND")
     if use_triton(device):
@@ -138,7 +138,7 @@ def operator(
 ) -> Callable[[Callable[P, R_co]], Op[P, R_co]]:
     """Register a function as an op of torch, for torch.compile and export.
 
-    Eager calls go to the function itself: the dispatcher costs 40 us a call, more than most of these kernels.
+    Eager calls bypass the dispatcher, which costs 40 us per call, more than most of these kernels.
 
     Args:
         fake: returns empty tensors of the shapes and dtypes that the function returns, or None.

@@ -1,8 +1,8 @@
-"""Speculative sampling of a chain: how many candidates are accepted, and the token after them.
+"""Speculative sampling of a chain: the number of accepted candidates, and the token after them.
 
-Of the kernel, a program for each tile of each row walks down the chain, which reads two numbers a candidate,
-and races the tokens of its tile: among what the refused candidate leaves, and among p, which counts where
-that is nothing. A second kernel takes the best tile. Of p and q one row each is read whole.
+The kernel runs one program for each tile of each row. A program walks down the chain, which reads two numbers
+per candidate, and finds the best token of its tile under the residual distribution and under p; p counts if
+the residual is zero. A second kernel selects the best tile. One whole row each of p and q is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 from .backend import launcher, operator, tl, triton, use_triton, with_row_stride
 from .philox import gumbel_tile, philox_gumbel
 
-TILE = 1024  # tokens that a program races
+TILE = 1024  # tokens per program
 WARPS = 4
 NEG_INF = tl.constexpr(float("-inf"))
 
@@ -30,21 +30,21 @@ def verify_chain(
     stream: Tensor,
     step: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Accept x ~ q with probability min(1, p(x) / q(x)), and draw from norm((p - q)+) where one is refused.
+    """Accept x ~ q with probability min(1, p(x) / q(x)), and draw from norm((p - q)+) after a rejection.
 
-    Leviathan et al., 2211.17192, algorithm 1. Behind the last candidate, or one that was not really drawn,
-    the token is drawn from p; likewise where rounding leaves nothing of p - q.
+    Leviathan et al., 2211.17192, algorithm 1. The token is drawn from p after the last candidate, after a
+    candidate that is invalid or has q(x) = 0, and if p - q rounds to zero.
 
     Args:
         p: [T, n, V] the target's distribution after each node; node 0 is the root of the chain.
-        q: [T, n - 1, V] the distribution that each candidate was drawn from; None for those that were not
-            drawn at random, whose q is one-hot.
+        q: [T, n - 1, V] the distribution that each candidate was drawn from; None for deterministic
+            candidates, whose q is one-hot.
         tokens: [T, n] int64 ids of the nodes.
         valid: [T, n] False for padding.
-        u: [T, n - 1] uniforms that decide on node 1 and those after it.
+        u: [T, n - 1] uniforms that decide on node 1 and the nodes after it.
         key: [T, 2] Philox keys.
-        place: [T] position that keys the noise of a draw after node 0; one more after each node.
-        stream, step: [T] int64, of that noise.
+        place: [T] position that keys the noise of a draw after node 0; it grows by one per node.
+        stream, step: [T] int64 counters of that noise.
 
     Returns:
         [T] the last accepted node, and [T] the token after it: the arg-max of log-probabilities and the noise
@@ -91,13 +91,13 @@ def _draw(p: Tensor, key: Tensor, place: Tensor, stream: Tensor, step: Tensor) -
 
 
 def normalise(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """Divide weights [..., V] by their sum; `otherwise` where all are zero (q = p rounds to nothing left)."""
+    """Divide weights [..., V] by their sum; `otherwise` where all are zero (p - q rounded to zero)."""
     total = weights.sum(-1, keepdim=True)
     return torch.where(total > 0, weights / total.clamp_min(torch.finfo(weights.dtype).tiny), otherwise)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
-    """Residual distribution norm((p - q)+), [..., V]: what min(p, q) leaves of p (2211.17192)."""
+    """Residual distribution norm((p - q)+), [..., V] (2211.17192)."""
     return normalise((p - q).clamp_min(0.0), otherwise=p)
 
 
@@ -162,7 +162,7 @@ def _tile_kernel(
     NODES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The last accepted node [rows], and the best of a tile by what is left and by p: [rows, tiles, 2]."""
+    """The last accepted node [rows], and a tile's best under residual and under p: [rows, tiles, 2]."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     depth = tl.arange(0, NODES)
     at = row * nodes + depth
@@ -208,7 +208,7 @@ def _tile_kernel(
 
 @triton.jit
 def _choice_kernel(best_ptr, choice_ptr, token_ptr, tiles, TILES: tl.constexpr):
-    """The best token of a row, of those of its tiles: of p's where nothing is left."""
+    """The best token of a row among its tiles; under p if the residual is zero."""
     row, tile = tl.program_id(0).to(tl.int64), tl.arange(0, TILES)
     at = (row * tiles + tile) * 2
     left = tl.load(best_ptr + at, mask=tile < tiles, other=NEG_INF)

@@ -1,8 +1,7 @@
-"""Compaction of a key-value cache after a draft tree was verified: only the accepted path stays.
+"""Compaction of a key-value cache after verification of a draft tree: only the accepted path stays.
 
-All nodes of a tree are written behind the committed tokens of their row. The keys and values of the accepted
-path move to the front of them, in one launch for all layers; what is left behind is masked, and overwritten
-later.
+All nodes of a tree are stored behind the committed tokens of their row. The keys and values of the accepted
+path move to the front of these, in one launch for all layers. The rest is masked and overwritten later.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from torch import Tensor
 
 from .backend import launcher, operator, tl, triton, use_triton
 
-ELEMENTS = 2048  # words that a program holds: the whole path, and a part of each token
+ELEMENTS = 2048  # words per program: the whole path, and a part of each token
 
 
 @operator(fake=lambda *_: None, mutates=("buffers",))
 def compact_cache(buffers: list[Tensor], path: Tensor, lengths: Tensor, counts: Tensor) -> None:
     """Move the accepted path of every row to the end of its committed tokens, in all buffers at once.
 
-    Place `lengths + i` of a row gets what stands at `lengths + path[i]`, for i < counts; no other changes.
+    Position `lengths + i` of a row gets the value at `lengths + path[i]`, for i < counts; no other changes.
 
     Args:
-        buffers: contiguous [B, capacity, ...], keys and values of all layers; of any widths and dtypes.
-        path: [B, m] int64 nodes of the path, the root first, which increase; padded.
-        lengths: [B] int64 committed tokens of each row.
-        counts: [B] int64 how many nodes of the path to keep; 0 leaves a row untouched.
+        buffers: contiguous [B, capacity, ...] keys and values of all layers, of any width and dtype.
+        path: [B, m] int64 nodes of the path in increasing order, root first, padded.
+        lengths: [B] int64 number of committed tokens.
+        counts: [B] int64 number of path nodes to keep; 0 leaves a row unchanged.
     """
     if not buffers or not path.numel():
         return
@@ -55,8 +54,8 @@ def compact_cache_triton(buffers: list[Tensor], path: Tensor, lengths: Tensor, c
     for buffer in buffers:
         if buffer.shape[:2] != (rows, capacity) or not buffer.is_contiguous():
             raise ValueError(
-                f"buffers: got shape {tuple(buffer.shape)}, strides {buffer.stride()}; "
-                f"allowed: contiguous [{rows}, {capacity}, ...]"
+                f"buffers must be contiguous [{rows}, {capacity}, ...]; "
+                f"got shape {tuple(buffer.shape)}, strides {buffer.stride()}"
             )
     nodes = path.shape[1]
     bytes_of_token = tuple(buffer.nbytes // (rows * capacity) for buffer in buffers)
@@ -79,9 +78,11 @@ def compact_cache_triton(buffers: list[Tensor], path: Tensor, lengths: Tensor, c
     )
 
 
-@functools.lru_cache(maxsize=64)  # buffers stay for a whole call, and a new table is a copy to the GPU
+@functools.lru_cache(
+    maxsize=64
+)  # buffers stay the same for a whole call, and each table is a copy to the GPU
 def _table(addresses: tuple[int, ...], widths: tuple[int, ...], device: torch.device) -> Tensor:
-    """[buffers, 2] address and words of a token of each buffer."""
+    """[buffers, 2] address of each buffer, and words per token."""
     return torch.tensor(list(zip(addresses, widths, strict=True)), device=device)
 
 
@@ -109,5 +110,5 @@ def _compact_kernel(
     begin = begin.to(tl.pointer_type(tl.int32)) if WORD == 4 else begin.to(tl.pointer_type(tl.int8))
     begin += (row * capacity + tl.load(lengths_ptr + row)) * width
     values = tl.load(begin + source[:, None] * width + column[None, :], mask=mask, other=0)
-    tl.debug_barrier()  # all is read before anything is written: source and destination overlap
+    tl.debug_barrier()  # read everything before writing: source and destination overlap
     tl.store(begin + step[:, None].to(tl.int64) * width + column[None, :], values, mask=mask)

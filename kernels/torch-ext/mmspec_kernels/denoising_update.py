@@ -1,8 +1,7 @@
-"""A step of denoising chains around their network: guidance, the distribution of the next state, its draw.
+"""Update of a denoising step after the network: guidance, the distribution of the next state, and its draw.
 
-Every schedule is a table of coefficients: the mean is linear in the state and in the prediction, and the
-logarithm of the deviation is linear in what the network says of the variance. The kernel computes all that
-follows the network in one launch.
+Every schedule is a table of coefficients: the mean is linear in the state and the prediction, and the log of
+the standard deviation is linear in the network's variance output. The kernel computes all in one launch.
 """
 
 from __future__ import annotations
@@ -22,17 +21,17 @@ def denoising_transition(
     scale: Tensor | None = None,
     temperature: Tensor | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the states that follow x, in plain torch and with gradients.
+    """Mean and standard deviation of the next states after x, in plain torch and with gradients.
 
     Args:
         x: [..., M, d] states.
-        output: [..., branches, M, d or 2 d] of the network: a prediction, and v where it predicts the
-            deviation too. The second branch, if there is one, is unconditional.
-        coefficients: [..., 4 or 7] of the step: those of state and prediction in the mean; m and h, where the
-            deviation is exp(m + h v), or m itself without a v. The other three, if any, first turn the
-            prediction into another one: coefficients of state and prediction, and the largest number allowed.
-        scale: [M, 1] of the guidance; predictions are u + scale (c - u). None with one branch.
-        temperature: [M, 1], factor of the deviation.
+        output: [..., branches, M, d or 2 d] output of the network: a prediction, and v if it predicts the
+            standard deviation too. The second branch, if any, is unconditional.
+        coefficients: [..., 4 or 7] coefficients of the step: of state and prediction in the mean; m and h,
+            where the standard deviation is exp(m + h v), or m without v. The other three, if any, first
+            convert and clip the prediction: coefficients of state and prediction, and the clipping limit.
+        scale: [M, 1] guidance scale; predictions are u + scale (c - u). None with one branch.
+        temperature: [M, 1] factor of the standard deviation.
 
     Returns:
         Two of [..., M, d].
@@ -60,12 +59,12 @@ def denoising_transition(
 def denoising_update(
     x: Tensor, output: Tensor, noise: Tensor, coefficients: Tensor, scale: Tensor, temperature: Tensor
 ) -> Tensor:
-    """Draw the states that follow x: the mean of `denoising_transition` plus its deviation times noise.
+    """Draw the next states after x: the mean of `denoising_transition` plus its deviation times noise.
 
     Args:
         x, noise: [M, d] float32 or float64; the result has their dtype.
         output: [branches, M, d or 2 d].
-        coefficients: [4 or 7] in that dtype, as of `denoising_transition`.
+        coefficients: [4 or 7] in that dtype; see `denoising_transition`.
         scale, temperature: [M, 1] in that dtype.
 
     Returns:
@@ -81,7 +80,7 @@ def denoising_update(
 def denoising_update_triton(
     x: Tensor, output: Tensor, noise: Tensor, coefficients: Tensor, scale: Tensor, temperature: Tensor
 ) -> Tensor:
-    """Launch `denoising_update`; arguments as there."""
+    """Launch `denoising_update`, with the same arguments."""
     rows, size = x.shape
     out = torch.empty(rows, size, dtype=torch.float32, device=x.device)
     x, noise = rows_together(x), rows_together(noise)
@@ -108,7 +107,7 @@ def denoising_update_triton(
 
 @triton.jit(do_not_specialize=["rows"])
 def _update_kernel(
-    x_ptr,  # [rows, SIZE], as `noise_ptr`: rows may be parts of longer ones
+    x_ptr,  # [rows, SIZE], like `noise_ptr`; rows may be slices of longer ones
     output_ptr,  # [branches, rows, SIZE or 2 SIZE]
     noise_ptr,
     coefficients_ptr,  # [4 or 7]
@@ -136,12 +135,12 @@ def _update_kernel(
         scale = tl.load(scale_ptr + row, mask=exists, other=0.0)
         other = tl.load(output_ptr + rows * WIDTH, mask=exists, other=0.0).to(tl.float32)
         apart = predicted - other
-        # as torch.lerp, exact at both ends
+        # like torch.lerp, exact at both ends
         predicted = tl.where(tl.abs(scale) < 0.5, other + scale * apart, predicted - apart * (1 - scale))
     if CLIPPED:
         token = tl.load(coefficients_ptr + 4) * x + tl.load(coefficients_ptr + 5) * predicted
         limit = tl.load(coefficients_ptr + 6)
-        # a NaN stays one, as in torch.clamp
+        # NaN stays NaN, as in torch.clamp
         predicted = tl.where(token > limit, limit, tl.where(token < -limit, -limit, token))
     mean = tl.load(coefficients_ptr) * x + tl.load(coefficients_ptr + 1) * predicted
     std = tl.load(coefficients_ptr + 2)

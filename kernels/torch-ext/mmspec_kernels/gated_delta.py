@@ -1,7 +1,7 @@
 """Gated delta rule over a draft tree, in closed form.
 
-The rule (Gated DeltaNet, Yang et al., 2412.06464) reads token by token: with key k, value v, log decay g <= 0
-and step size beta,
+The rule (Gated DeltaNet, Yang et al., 2412.06464) processes token by token: with key k, value v, log decay
+g <= 0 and step size beta,
 
     S_t = exp(g_t) S_{t-1} + k_t u_t^T,    u_t = beta_t (v_t - exp(g_t) S_{t-1}^T k_t),    o_t = S_t^T q_t.
 
@@ -10,16 +10,16 @@ Unrolled from the committed state S along the path to node i, where G_i is the s
     u_i = beta_i (v_i - exp(G_i) S^T k_i - sum_j exp(G_i - G_j) (k_j . k_i) u_j),   j strict ancestors of i,
     o_i = exp(G_i) S^T q_i + sum_j exp(G_i - G_j) (k_j . q_i) u_j,                  j these and i itself.
 
-Parents stand before children, so the first line is one unit lower triangular system for all nodes at once, as
-in a chunk of the parallel form for sequences (Yang et al., 2406.06484). No state is kept for a node.
+Parents precede children, so the first line is one unit lower triangular system for all nodes at once, as in a
+chunk of the parallel form for sequences (Yang et al., 2406.06484). No per-node state is stored.
 
-One program of the kernel computes one head of one row for a block of the values' columns, which do not mix:
+One program of the kernel computes one head of one row for a block of value columns, which are independent:
 
     A_ij = beta_i exp(G_i - G_j) (k_j . k_i) for strict ancestors j of i
     (1 + A) u = beta (v - exp(G) S^T k)
 
-by forward substitution, a node at a time: powers of A, of which the inverse is a short product, grow beyond
-float32 where keys resemble one another. Products are those of three in tf32, exact to about 2^-21.
+by forward substitution, one node at a time: the inverse is also a short product of powers of A, but these
+overflow float32 for similar keys. Each product is three tf32 products, exact to about 2^-21.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torch import Tensor
 
 from .backend import launcher, operator, tl, triton, use_triton
 
-MOST_NODES = 64  # of the kernel, which holds a matrix of them in registers
-KEY_BLOCK = 16  # numbers of a key read at a time; 32 spill registers
-VALUE_BLOCK = 32  # columns of values for each program
+MOST_NODES = 64  # the kernel holds a nodes x nodes matrix in registers
+KEY_BLOCK = 16  # elements of a key per load; 32 spill registers
+VALUE_BLOCK = 32  # value columns per program
 
 
 def _empty(
@@ -46,19 +46,19 @@ def _empty(
 def gated_delta_tree(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, ancestors: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Apply the gated delta rule (2412.06464) along every path of a tree, leaving the state as it is.
+    """Apply the gated delta rule (2412.06464) along every path of a tree, without changing the state.
 
-    More than 64 nodes take the torch form.
+    Drafts of more than 64 nodes use the torch implementation.
 
     Args:
-        q, k: [B, n, key heads, d_k], not normed yet; each serves consecutive value heads.
+        q, k: [B, n, key heads, d_k], not normalized; each key head serves consecutive value heads.
         v: [B, n, heads, d_v].
         g, beta: [B, n, heads] log decay and step size of each node.
         state: [B, heads, d_k, d_v] after the last committed token.
         ancestors: [B, n, n] True where node j is node i or one of its ancestors, j <= i.
 
     Returns:
-        Outputs [B, n, heads, d_v]; the normed keys [B, heads, n, d_k]; u above, [B, heads, n, d_v]; and the
+        Outputs [B, n, heads, d_v]; the normalized keys [B, heads, n, d_k]; u of the rule, [B, heads, n, d_v]; and the
         log decay G from the committed state to each node, itself included, [B, heads, n]. All have the
         state's dtype.
     """
@@ -77,7 +77,7 @@ def tree_delta_rule(
     q, k = norm(q) * q.shape[-1] ** -0.5, norm(k)
     total, decay = path_decay(g, ancestors)
     recalled = total.exp()[..., None] * (k @ state)
-    # the solver reads what lies below the diagonal alone: strict ancestors
+    # the solver reads only entries below the diagonal: strict ancestors
     system = beta[..., None] * decay * (k @ k.mT)
     u = torch.linalg.solve_triangular(
         system, beta[..., None] * (v - recalled), upper=False, unitriangular=True
@@ -94,18 +94,17 @@ def path_decay(g: Tensor, ancestors: Tensor) -> tuple[Tensor, Tensor]:
         ancestors: [B, n, n] True where node j is node i or one of its ancestors.
 
     Returns:
-        G [B, heads, n] down to each node, itself included; and exp(G_i - G_j) [B, heads, n, n], 0 off the
-        path.
+        G [B, heads, n] down to each node, inclusive; and exp(G_i - G_j) [B, heads, n, n], 0 off the path.
     """
     path = ancestors[:, None]
     total = (path.to(g.dtype) @ g[..., None])[..., 0]
-    # one exponent, never a quotient of two: exp(-G) overflows, and off the path G_i - G_j may be positive
+    # exp of a difference, not a quotient: exp(-G) overflows, and off the path G_i - G_j may be positive
     decay = (total[..., :, None] - total[..., None, :]).masked_fill(~path, float("-inf")).exp()
     return total, decay
 
 
 def norm(x: Tensor) -> Tensor:
-    """Divide vectors [.., d] by their length, as the kernels of this rule do."""
+    """L2-normalize vectors [.., d], as other kernels of this rule do."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
@@ -144,7 +143,7 @@ def _read_keys(
     VALUE_SIZE: tl.constexpr,
     KEY_BLOCK: tl.constexpr,
 ):
-    """A block of all keys, and what the state holds for it."""
+    """A block of all keys, and the matching rows of the state."""
     d = begin + tl.arange(0, KEY_BLOCK)
     inside = d < KEY_SIZE
     k = tl.load(k_ptr + key[:, None] + d[None, :], mask=exists[:, None] & inside[None, :], other=0.0)
@@ -185,8 +184,8 @@ def _tree_kernel(
     exists = node < nodes
     column = tl.program_id(1) * VALUE_BLOCK + tl.arange(0, VALUE_BLOCK)
     held = exists[:, None] & (column < VALUE_SIZE)[None, :]
-    here = (row * nodes + node) * HEADS + head  # of [B, n, heads]
-    there = (row * HEADS + head) * nodes + node  # of [B, heads, n]
+    here = (row * nodes + node) * HEADS + head  # index in [B, n, heads]
+    there = (row * HEADS + head) * nodes + node  # index in [B, heads, n]
 
     # G, and the decay from each ancestor
     pair = exists[:, None] & exists[None, :]
@@ -194,11 +193,11 @@ def _tree_kernel(
     g = tl.load(g_ptr + here, mask=exists, other=0.0).to(tl.float32)
     beta = tl.load(beta_ptr + here, mask=exists, other=0.0).to(tl.float32)
     total = tl.sum(tl.where(path, g[None, :], 0.0), 1)
-    # G of each node again, along the other axis of the matrix
+    # G of each node along the other axis of the matrix
     across = tl.sum(tl.where(node[:, None] == node[None, :], total[:, None], 0.0), 0)
     decay = tl.exp(tl.where(path, total[:, None] - across[None, :], float("-inf")))
 
-    # products of keys with keys and the state; their lengths divide them afterwards
+    # products of keys with keys and the state; normalized afterwards
     kk = tl.zeros([NODES, NODES], tl.float32)
     ks = tl.zeros([NODES, VALUE_BLOCK], tl.float32)
     square = tl.zeros([NODES], tl.float32)
@@ -218,11 +217,13 @@ def _tree_kernel(
     strict = node[None, :] < node[:, None]
     system = tl.where(strict, (beta * k_scale)[:, None] * decay * kk * k_across[None, :], 0.0)
     for done in range(0, nodes):
-        weight = tl.sum(tl.where((node == done)[None, :], system, 0.0), 1)  # of node `done` in those after it
+        weight = tl.sum(
+            tl.where((node == done)[None, :], system, 0.0), 1
+        )  # weight of node `done` in later nodes
         known = tl.sum(tl.where((node == done)[:, None], u, 0.0), 0)
         u -= weight[:, None] * known[None, :]
 
-    # those of queries, when the others need no registers any more
+    # products of queries last, to save registers
     qk = tl.zeros([NODES, NODES], tl.float32)
     qs = tl.zeros([NODES, VALUE_BLOCK], tl.float32)
     square = tl.zeros([NODES], tl.float32)

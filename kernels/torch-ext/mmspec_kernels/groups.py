@@ -1,10 +1,10 @@
-"""Groups of tokens that are judged together, and the ratios min(1, P(C) / Q(C)) of their masses.
+"""Acceptance ratios min(1, P(C) / Q(C)) of groups of tokens with similar probability (GSD).
 
-Groups of GSD (2508.07747) are ranks of the probability, divided by the group's size.
+A token's group in GSD (2508.07747) is its rank by probability, divided by the group's size.
 
-For some tokens the kernels find the ranks next to theirs without a sort. The order is that of a 64-bit key:
-the bits of a probability, which rise with it as it is not negative, and below them an index, so that no two
-keys are equal. Each tile of the vocabulary gives its candidates, which a second kernel merges.
+For selected tokens the kernels find the neighbouring ranks without a sort. Tokens are ordered by a unique
+64-bit key: the bits of the probability, which are monotonic for non-negative numbers, followed by an index.
+Each tile of the vocabulary yields its candidates, which a second kernel merges.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from torch.nn.functional import pad
 from .backend import launcher, operator, planes, tl, triton, use_triton
 from .ordering import sort_stably
 
-MEMBERS = 1024  # tokens of groups that one program holds at once
-TILE = 4096  # tokens that one program looks for ranks among
-LARGEST_SELECTION = 32  # tokens of a group, up to which selecting beats sorting
+MEMBERS = 1024  # tokens of groups per program
+TILE = 4096  # tokens that one program searches for neighbouring ranks
+LARGEST_SELECTION = 32  # largest group size for which selecting beats sorting
 NONE_BELOW = tl.constexpr(-1)
 NONE_ABOVE = tl.constexpr(0x7FFFFFFFFFFFFFFF)
-TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal number of float32
+TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
 
 
 @operator(fake=lambda p, q, size: p.new_empty(p.shape))
 def rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
-    """Ratios of groups of like probability: the ranks in p, largest first, divided by `size`.
+    """Acceptance ratio of each token's group; groups are ranks in p, largest first, divided by `size`.
 
-    Of equally likely tokens the lower index comes first. Tokens that p excludes are in no group: their ratio
-    is zero, and q's mass on them is not counted.
+    Ties in p rank the lower index first. Tokens with p = 0 are in no group: their ratio is zero, and q's mass
+    on them is not counted.
 
     Args:
         p, q: [..., V] distributions of target and draft.
@@ -45,7 +45,7 @@ def rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
 
 @operator(fake=lambda p, q, x, size: p.new_empty(x.shape))
 def rank_ratio_at(p: Tensor, q: Tensor, x: Tensor, size: int) -> Tensor:
-    """`rank_ratio` of tokens x [..., m] alone, [..., m]; the kernel does not sort."""
+    """`rank_ratio` of the tokens x [..., m] only, [..., m]; the kernel does not sort."""
     if p.dtype != torch.float64 and use_triton(p.device):
         return rank_ratio_at_triton(p, q, x, size)
     return _rank_ratio(p, q, size).gather(-1, x)
@@ -62,7 +62,7 @@ def _rank_ratio(p: Tensor, q: Tensor, size: int) -> Tensor:
 
 
 def bounded_ratio(p: Tensor, q: Tensor) -> Tensor:
-    """min(1, p / q); 1 where q is zero, as nothing is drawn there."""
+    """min(1, p / q); 1 where q is zero, because q never draws there."""
     return torch.where(q > p, p / q.clamp_min(torch.finfo(p.dtype).tiny), 1.0)
 
 
@@ -143,26 +143,26 @@ def rank_ratio_at_triton(p: Tensor, q: Tensor, x: Tensor, size: int) -> Tensor:
 
 @triton.jit
 def _key(value, place):
-    """Order of a probability; a negative zero is a zero."""
+    """Sortable integer of a probability; -0 counts as 0."""
     bits = tl.where(value > 0, value, 0.0).to(tl.int32, bitcast=True)
     return (bits.to(tl.int64) << 32) | place
 
 
 @triton.jit
 def _key_value(key):
-    """Probability that a key was made of."""
+    """Probability of a key."""
     return (key >> 32).to(tl.int32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _bounded_ratio(p, q):
-    """min(1, p / q); 1 where q is zero, as nothing is drawn there."""
+    """min(1, p / q); 1 where q is zero, because q never draws there."""
     return tl.where(q > p, p / tl.maximum(q, TINY), 1.0)
 
 
 @triton.jit
 def _take_neighbours(below, above, lane, SIZE: tl.constexpr):
-    """Keys next to one: the SIZE - 1 largest of `below`, falling, then the smallest of `above`, rising."""
+    """Neighbours of a key: the SIZE - 1 largest of `below`, descending, then the smallest of `above`."""
     taken = tl.full(lane.shape, NONE_BELOW, tl.int64)
     for step in range(SIZE - 1):
         best = tl.max(below, 0)
@@ -178,10 +178,10 @@ def _take_neighbours(below, above, lane, SIZE: tl.constexpr):
 
 @triton.jit
 def _select_kernel(
-    p_ptr,  # [batch, places, vocabulary] with two strides
+    p_ptr,  # [batch, positions, vocabulary] with two strides
     x_ptr,  # [batch * places * tokens]
     taken_ptr,  # [nodes, tiles, WIDTH] keys
-    before_ptr,  # [nodes, tiles] how many keys of the tile are above that of x
+    before_ptr,  # [nodes, tiles] number of keys of the tile above the key of x
     places,
     tokens,
     batch_stride,
@@ -199,7 +199,7 @@ def _select_kernel(
     x = tl.load(x_ptr + node)
     p_x = tl.load(row_ptr + x).to(tl.float32)
     p = tl.load(row_ptr + index, mask=inside, other=0.0).to(tl.float32)
-    index, x = vocabulary - 1 - index, vocabulary - 1 - x  # of equally likely tokens the lower one is above
+    index, x = vocabulary - 1 - index, vocabulary - 1 - x  # ties rank the lower token higher
     own, key = _key(p_x, x), _key(p, index)
     is_above = inside & (key > own)
     lane = tl.arange(0, WIDTH)
@@ -216,7 +216,7 @@ def _select_kernel(
 
 @triton.jit
 def _merge_selected(taken_ptr, node, tiles, SIZE: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr):
-    """Keys next to that of x in the whole row, [WIDTH], from those of all tiles."""
+    """Neighbours of the key of x in the whole row, [WIDTH], merged from all tiles."""
     slot = tl.arange(0, SLOTS)
     key = tl.load(taken_ptr + node * tiles * WIDTH + slot, mask=slot < tiles * WIDTH, other=NONE_BELOW)
     lane = slot % WIDTH
@@ -251,13 +251,13 @@ def _rank_merge_kernel(
     batch, place = place // places, place % places
     tile = tl.arange(0, TILES)
     before = tl.load(before_ptr + node * tiles + tile, mask=tile < tiles, other=0)
-    above = tl.sum(before, 0) % SIZE  # of the group's tokens, those that come before x
+    above = tl.sum(before, 0) % SIZE  # number of the group's tokens that rank before x
     taken = _merge_selected(taken_ptr, node, tiles, SIZE, WIDTH, SLOTS)
     lane = tl.arange(0, WIDTH)
     is_below = lane < SIZE - 1
     member = (is_below & (lane < SIZE - 1 - above)) | (~is_below & (lane - (SIZE - 1) < above))
     p = _key_value(taken)
-    member = member & (taken >= 0) & (p > 0)  # tokens that p excludes are in no group
+    member = member & (taken >= 0) & (p > 0)  # tokens with p = 0 are in no group
     index = vocabulary - 1 - (taken & 0xFFFFFFFF)
     q_row = q_ptr + batch * q_batch_stride + place * q_place_stride
     q = tl.load(q_row + index, mask=member, other=0.0).to(tl.float32)
@@ -270,8 +270,8 @@ def _rank_merge_kernel(
 
 @triton.jit
 def _groups_kernel(
-    p_ptr,  # [batch, places, vocabulary] with two strides
-    q_ptr,  # [batch, places, vocabulary] with two strides
+    p_ptr,  # [batch, positions, vocabulary] with two strides
+    q_ptr,  # [batch, positions, vocabulary] with two strides
     order_ptr,  # [batch * places, vocabulary] tokens by rank
     out_ptr,  # as order
     places,

@@ -1,7 +1,7 @@
-"""Probability near a token: the mass of its nearest neighbours, within a limit.
+"""Aggregated probability of the nearest neighbours of a token, within a limit (LANTERN, 2410.03355).
 
-The aggregation of LANTERN (2410.03355). A limit holds for prefixes: neighbours are added, nearest first, as
-long as their mass stays within it, and the sum stops at the first one that does not fit (m* = 0: none).
+Neighbours are added, nearest first, as long as their total mass stays within the limit. The sum stops at the
+first neighbour that does not fit (m* = 0: none).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from torch.nn.functional import embedding_bag, pad
 
 from .backend import launcher, operator, planes, tl, triton, use_triton
 
-CACHED_ELEMENTS = 2**20  # numbers gathered at once: as many as a processor's cache holds
-UNROLL = 4  # neighbours whose loads are in flight together
-TILE = 1024  # tokens x places of a program
-MAX_BLOCK = 1024  # neighbours of a token that are scanned at once
+CACHED_ELEMENTS = 2**20  # elements gathered at once, which fit into a processor's cache
+UNROLL = 4  # neighbours whose loads overlap
+TILE = 1024  # tokens x positions per program
+MAX_BLOCK = 1024  # neighbours of a token per scan
 
 
 @operator(fake=lambda p, table, limit=None: p.new_empty(p.shape))
@@ -25,7 +25,7 @@ def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor
     Args:
         p: [..., V] a distribution over the K codes and then the syntax tokens, which have no neighbours.
         table: [K, k] neighbours, nearest first; of any integer dtype.
-        limit: [..., 1] or [..., V] the largest mass added; all k neighbours if None.
+        limit: [..., 1] or [..., V] maximum mass; None adds all k neighbours.
 
     Returns:
         [..., V], zero for syntax tokens.
@@ -33,7 +33,7 @@ def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor
     size, count = table.shape
     if p.dtype != torch.float64 and use_triton(p.device):
         return nearby_mass_triton(p, table, limit)
-    # places last: a neighbour's masses at all places lie side by side
+    # positions last, so that the masses of a neighbour are adjacent
     codes = p[..., :size].reshape(-1, size).T.contiguous()
     if count == 0 or limit is None:
         mass = embedding_bag(table.long(), codes, mode="sum") if count else torch.zeros_like(codes)
@@ -45,16 +45,16 @@ def nearby_mass(p: Tensor, table: Tensor, limit: Tensor | None = None) -> Tensor
 
 @operator(fake=lambda p, table, x, limit=None: (p.new_empty(x.shape), torch.empty_like(x)))
 def nearby_prefix(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Mass of the nearest neighbours of some tokens, and how many were added.
+    """Mass of the nearest neighbours of some tokens, and the number of neighbours added.
 
     Args:
-        p, table: as of `nearby_mass`.
+        p, table: see `nearby_mass`.
         x: [..., m] int64 tokens.
-        limit: [..., 1] or [..., m] the largest mass added; all k neighbours if None.
+        limit: [..., 1] or [..., m] maximum mass; None adds all k neighbours.
 
     Returns:
-        mass: [..., m] that of `nearby_mass` at x, up to rounding.
-        count: [..., m] int64, the number m* of neighbours added; none to a syntax token.
+        mass: [..., m] `nearby_mass` at x, up to rounding.
+        count: [..., m] int64, number m* of neighbours added; 0 for syntax tokens.
     """
     if p.dtype != torch.float64 and use_triton(p.device):
         return nearby_prefix_triton(p, table, x, limit)
@@ -70,7 +70,7 @@ def _prefix_mass(codes: Tensor, table: Tensor, limit: Tensor) -> Tensor:
     """[K, M] mass of the longest prefix of each code's neighbours that stays within the limit.
 
     Args:
-        codes: [K, M] masses of the codes at M places.
+        codes: [K, M] masses of the codes at M positions.
         table: [K, k].
         limit: [1 or K, M].
     """
@@ -147,10 +147,10 @@ def nearby_prefix_triton(p: Tensor, table: Tensor, x: Tensor, limit: Tensor | No
 
 @triton.jit
 def _every_token_kernel(
-    codes_ptr,  # [size, places]: a neighbour's masses at all places lie side by side
+    codes_ptr,  # [size, positions]: the masses of a neighbour are adjacent
     table_ptr,  # [size, neighbours] with a stride
-    limit_ptr,  # [places, 1 or vocabulary], or None
-    out_ptr,  # [places, vocabulary]
+    limit_ptr,  # [positions, 1 or vocabulary], or None
+    out_ptr,  # [positions, vocabulary]
     places,
     vocabulary,
     size,
@@ -180,7 +180,7 @@ def _every_token_kernel(
             source = codes_ptr + ids[:, None] * places + place[None, :]
             running += tl.load(source, mask=known[:, None] & known_place, other=0.0).to(tl.float32)
             if limit_ptr is not None:
-                # added in order, the sums of masses do not fall: those within the limit are a prefix
+                # sums in order are monotonic, so that those within the limit form a prefix
                 kept = tl.where(running <= limit, running, kept)
     if limit_ptr is None:
         kept = running
@@ -190,7 +190,7 @@ def _every_token_kernel(
 
 @triton.jit
 def _prefix_kernel(
-    p_ptr,  # [batch, places, vocabulary] with two strides
+    p_ptr,  # [batch, positions, vocabulary] with two strides
     table_ptr,  # [size, neighbours] with a stride
     x_ptr,  # [batch * places * tokens]
     limit_ptr,  # as x, or None
@@ -211,7 +211,7 @@ def _prefix_kernel(
     x = tl.load(x_ptr + node)
     near_ptr = table_ptr + x * table_stride
     last = tl.where(x < size, neighbours, 0)
-    end = last  # the first neighbour that does not fit
+    end = last  # index of the first neighbour that does not fit
     running = 0.0
     mass = 0.0
     for start in range(0, neighbours, BLOCK):
@@ -222,7 +222,7 @@ def _prefix_kernel(
         prefix = running + tl.cumsum(near, 0)
         if limit_ptr is not None:
             limit = tl.load(limit_ptr + node).to(tl.float32)
-            # a scan rounds in an order of its own, so that its sums may fall: only those before `end` count
+            # a scan rounds in another order and may not be monotonic: only sums before `end` count
             end = tl.minimum(end, tl.min(tl.where(known & (prefix > limit), column, neighbours), 0))
         mass = tl.maximum(mass, tl.max(tl.where(column < end, prefix, 0.0), 0))
         running = tl.max(prefix, 0)

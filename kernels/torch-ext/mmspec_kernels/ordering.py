@@ -1,4 +1,4 @@
-"""Largest numbers of the last dimension, in any order or sorted, and stable sorting."""
+"""Top-k selection and stable sorting along the last dimension."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["largest", "sort_stably"]
 
 
 def largest(x: Tensor, counts: Sequence[int]) -> Tensor:
-    """Find the k largest of numbers [..., V], k the most of some counts from 1 to V.
+    """Find the k largest of numbers [..., V]; k is the maximum of some counts from 1 to V.
 
     Returns:
         [..., k]; for each count the count-th largest is at index count - 1, the others in any order.
@@ -27,14 +27,14 @@ def _largest_in_torch(x: Tensor, counts: Sequence[int]) -> Tensor:
 
 
 def _largest_on_host(x: Tensor, counts: Sequence[int]) -> Tensor:
-    """By NumPy, which finds them several times faster than torch."""
+    """In NumPy, which is several times faster than torch."""
     values = (-x).numpy()
     values.partition(sorted({count - 1 for count in counts}), axis=-1)
     return -torch.from_numpy(values[..., : max(counts)])
 
 
 def sort_stably(x: Tensor, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sort numbers [..., V] as `Tensor.sort(stable=True)`, where they are not NaN; values and indices."""
+    """Values and indices of `Tensor.sort(stable=True)` for numbers [..., V] without NaN."""
     is_on_host = x.device.type == "cpu" and x.dtype == torch.float32
     return _sort_on_host(x, descending) if is_on_host else _sort_in_torch(x, descending)
 
@@ -45,20 +45,20 @@ def _sort_in_torch(x: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
 
 
 def _sort_on_host(x: Tensor, descending: bool) -> tuple[Tensor, Tensor]:
-    """By NumPy, which sorts integers several times faster than torch sorts anything.
+    """In NumPy, which sorts integers several times faster than torch sorts.
 
-    Of each number its bits, put in the order of the integers, then its index.
+    The sorted integers combine the bits of a number, mapped to a monotonic order, with its index.
     """
-    bits = (x + 0.0).view(torch.int32)  # there is no -0 after that
-    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # of negative numbers, the larger the smaller
+    bits = (x + 0.0).view(torch.int32)  # turns -0 into 0
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # reverses the order of negative numbers
     keys = ((~bits if descending else bits).long() << 32) | torch.arange(x.shape[-1], device=x.device)
     keys.numpy().sort(axis=-1)
     order = keys & 0xFFFFFFFF
     return x.gather(-1, order), order
 
 
-MAX_CANDIDATES = 4096  # that the kernel compares, each with each
-ELEMENTS = 8192  # comparisons that a program makes at once
+MAX_CANDIDATES = 4096  # limit of the kernel, which compares all pairs
+ELEMENTS = 8192  # comparisons per step of a program
 
 
 @operator(
@@ -67,12 +67,12 @@ ELEMENTS = 8192  # comparisons that a program makes at once
     )
 )
 def best(scores: Tensor, count: int, ascending: bool = False) -> Tensor:
-    """Find the highest scores of each row; of equal ones, those that come first.
+    """Find the highest scores of each row; ties prefer the lower index.
 
     Args:
-        scores: [B, m]; NaN counts as the highest of all.
-        count: how many; all where there are fewer.
-        ascending: whether to give the indices in increasing order, and not from the highest score down.
+        scores: [B, m]; NaN counts as the highest.
+        count: number of scores, limited to m.
+        ascending: whether to return indices in increasing order, instead of from the highest score down.
 
     Returns:
         [B, count] int64 indices.
@@ -107,7 +107,7 @@ def _best_kernel(
     own = tl.arange(0, SIZE)
     mine = tl.load(scores_ptr + own, mask=own < size, other=0.0).to(tl.float32)
     mine_nan = mine != mine
-    rank = tl.zeros([SIZE], tl.int32)  # how many candidates come before
+    rank = tl.zeros([SIZE], tl.int32)  # number of candidates that come before
     for start in range(0, size, BLOCK):
         other = start + tl.arange(0, BLOCK)
         theirs = tl.load(scores_ptr + other, mask=other < size, other=0.0).to(tl.float32)

@@ -1,7 +1,7 @@
-"""Random numbers without a state: Philox4x32-10 (Salmon et al., SC 2011) over explicit counters.
+"""Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011) with explicit counters.
 
-A number is a function of (key, element, position, stream, step) alone, so it does not depend on who else
-is in the batch, on the order of drawing, or on the device. The caller says what a stream is for.
+A number is a function of (key, element, position, stream, step) alone. It does not depend on the other rows
+of the batch, on the order of drawing, or on the device. The caller assigns the streams.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of counter words 0 and 2
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 LARGEST_FLOAT32_BELOW_ONE = 1 - 2**-24
 HALF = 1 << 31
-BLOCK = 128  # counters for each program
+BLOCK = 128  # counters per program
 
 
 def _fake_words(counters: Tensor, key: Tensor) -> Tensor:
@@ -31,7 +31,7 @@ def _fake_words(counters: Tensor, key: Tensor) -> Tensor:
 
 @operator(fake=_fake_words)
 def philox4x32(counters: Tensor, key: Tensor) -> Tensor:
-    """Encrypt counters: four random words for each four counter words.
+    """Encrypt counters: four random words for every four counter words.
 
     Args:
         counters: [..., 4] int64 holding uint32 words.
@@ -60,24 +60,24 @@ def philox_uniform(
     Element v is output word v % 4 of the counter (v // 4, position, stream, step).
 
     Args:
-        key: [B, 2] int64 holding uint32 words, one key for each request.
+        key: [B, 2] int64 holding uint32 words, one key per request.
         position: [B, n] int64, absolute token positions.
-        stream: what the numbers are for; an integer, or a tensor that broadcasts to [B, n].
-        count: how many numbers at each position.
+        stream: purpose of the numbers; an integer, or a tensor that broadcasts to [B, n].
+        count: number of uniforms per position.
         step: a further counter, for retries; an integer, or a tensor that broadcasts to [B, n].
-        dtype: float32 or float64; the latter holds the same numbers before rounding.
+        dtype: float32 or float64; float64 gives the same numbers before rounding.
 
     Returns:
         [B, n, count] of `dtype`.
 
     Raises:
-        ValueError: another dtype, in which some uniforms would round to 0 or 1.
+        ValueError: another dtype is given, in which some uniforms would round to 0 or 1.
     """
     return uniforms(key, position, counter_word(stream, position), counter_word(step, position), count, dtype)
 
 
 def counter_word(value: int | Tensor, position: Tensor) -> Tensor:
-    """A counter word that broadcasts to [B, n]; an integer is filled in on the device, without a copy."""
+    """Return a counter word that broadcasts to [B, n]; an integer becomes a tensor without a host copy."""
     return value if isinstance(value, Tensor) else position.new_full((1, 1), value)
 
 
@@ -91,9 +91,9 @@ def _fake_uniforms(
 def uniforms(
     key: Tensor, position: Tensor, stream: Tensor, step: Tensor, count: int, dtype: torch.dtype
 ) -> Tensor:
-    """As `philox_uniform`, with a tensor for the stream and for the step."""
+    """Like `philox_uniform`, with tensors for stream and step."""
     if dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"dtype: got {dtype}; allowed: torch.float32, torch.float64")
+        raise ValueError(f"dtype must be torch.float32 or torch.float64; got {dtype}")
     if use_triton(position.device):
         return philox_uniform_triton(key, position, stream, step, count, dtype)
     block = torch.arange(-(-count // 4), device=position.device)
@@ -112,18 +112,17 @@ def philox_gumbel(
 ) -> Tensor:
     """Standard Gumbel noise: -log E of the exponential E = -log(1 - u), for the uniforms of `philox_uniform`.
 
-    The argmax of log-probabilities plus this noise is a draw from them. Arguments, shapes and errors
-    are those of `philox_uniform`.
+    The argmax of log-probabilities plus this noise is a draw from the distribution (Gumbel-max trick).
+    Arguments, shapes and errors are those of `philox_uniform`.
     """
     uniform = philox_uniform(key, position, stream, count, step, dtype)
     return uniform.neg_().log1p_().neg_().log_().neg_()
 
 
 def encrypt_on_host(counters: Sequence[Tensor], key: Tensor) -> Tensor:
-    """`philox4x32` by NumPy, by way of `Tensor.numpy`.
+    """`philox4x32` in NumPy, for CPU tensors.
 
-    NumPy multiplies unsigned integers of 64 bits, which torch does not, and a call with a small array costs
-    it a fraction of torch's.
+    Unlike torch, NumPy multiplies unsigned 64-bit integers, and its calls on small arrays cost a fraction.
 
     Args:
         counters: four int64 tensors [...] holding uint32 words, which broadcast with one another.
@@ -149,11 +148,11 @@ def encrypt_on_host(counters: Sequence[Tensor], key: Tensor) -> Tensor:
 
 
 def uniforms_on_host(counters: Sequence[Tensor], key: Tensor, count: int, dtype: torch.dtype) -> Tensor:
-    """Turn words into uniforms strictly between 0 and 1, with 24 random bits each.
+    """Uniforms strictly between 0 and 1, with 24 random bits each, in NumPy.
 
     Args:
-        counters, key: as of `encrypt_on_host`; [..., blocks] together.
-        count: uniforms in the last dimension, at most 4 for each block.
+        counters, key: see `encrypt_on_host`; they broadcast to [..., blocks].
+        count: uniforms in the last dimension, at most 4 per block.
         dtype: float32 or float64.
 
     Returns:
@@ -194,7 +193,7 @@ def _encrypt_in_torch(counters: Sequence[Tensor], key: Tensor) -> Tensor:
     return torch.stack((even[0], odd[0], even[1], odd[1]), -1)
 
 
-@functools.cache  # a constant built on the host in every call would be a copy that CUDA graphs cannot hold
+@functools.cache  # CUDA graphs cannot capture the copies of constants from the host
 def _constants(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Multipliers [2], their halves in swapped order [2], 2^31 [], and key increments [10, 2]."""
     multipliers = torch.tensor(MULTIPLIERS, device=device)
@@ -243,7 +242,7 @@ def encrypt(key_ptr, c0, c1, c2, c3):
 @triton.jit
 def _words_kernel(counters_ptr, key_ptr, out_ptr, size, BLOCK: tl.constexpr):
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    index = tl.minimum(index, size - 1)  # the last program writes its last row several times over
+    index = tl.minimum(index, size - 1)  # the last program writes its last row several times
     counter = counters_ptr + 4 * index
     w0, w1, w2, w3 = encrypt(
         key_ptr + 2 * index,

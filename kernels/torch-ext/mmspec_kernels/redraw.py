@@ -1,8 +1,8 @@
-"""Redraw of tokens from new distributions, coupled with the old tokens: maximal coupling (MC-SJD).
+"""Redraw of tokens from new distributions by maximal coupling with the old tokens (MC-SJD).
 
-One launch of the kernel, with a program for each place. Keeping a token reads two numbers. Drawing one reads
-p and q twice: for the sum, and up to where the cumulative sum passes the target. Sums are in float64, as in
-torch: the uniforms have 48 bits.
+The kernel runs one program per position. Keeping a token reads two numbers. Drawing a token reads p and q
+twice: for the sum, and until the cumulative sum passes the target. Sums are in float64, as in torch, because
+the uniforms have 48 bits.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ from torch import Tensor
 
 from .backend import launcher, operator, tl, triton, use_triton, with_row_stride
 
-BLOCK = 2048  # tokens that a program holds at once
+BLOCK = 2048  # tokens per step of a program
 WARPS = 8
 
 
 @operator(fake=lambda p, q, tokens, valid, old, u: tokens.new_empty(old.shape))
 def redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: Tensor) -> Tensor:
-    """Draw a token from p at each place, and keep the place's old one with the largest probability possible.
+    """Draw a token from p at each position, and keep the old token with the highest possible probability.
 
-    The old x ~ q is kept with min(1, p(x) / q(x)); else the token is drawn from norm((p - q)+), which leaves
-    it distributed as p (MC-SJD, 2510.24211).
+    The old x ~ q is kept with probability min(1, p(x) / q(x)). Otherwise the token is drawn from
+    norm((p - q)+). The result has the distribution p (MC-SJD, 2510.24211).
 
     Args:
-        p: [B, W, V] what each place is drawn from.
-        q: [B, n - 1, V] what the old tokens were drawn from, all but the first, which no place held.
-        tokens: [B, n] int64 the old tokens.
-        valid: [B, n] False where one means nothing.
-        old: [B, W] int64 which of them was in each place; 0 where none was.
-        u: [B, W, 3] float64 uniforms of 24 bits each: one decides, two draw as of `invert`.
+        p: [B, W, V] new distribution of each position.
+        q: [B, n - 1, V] distributions that the old tokens were drawn from, without the first.
+        tokens: [B, n] int64 old tokens; the first belongs to no position.
+        valid: [B, n] False where an old token is invalid.
+        old: [B, W] int64 index of the old token of each position; 0 for none.
+        u: [B, W, 3] float64 uniforms of 24 bits each: one decides, two draw as in `invert`.
 
     Returns:
         [B, W] tokens.
@@ -43,23 +43,23 @@ def redraw(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tensor, u: 
     tried = (old > 0) & valid.gather(1, old)
     keep = tried & (u[..., 0] * q_x <= p_x) & (p_x > 0)
     left = (p - q).clamp_min(0.0)
-    is_refused = tried & ~keep & (left.sum(-1) > 0)  # q = p up to rounding leaves nothing
+    is_refused = tried & ~keep & (left.sum(-1) > 0)  # p - q may round to zero
     final = torch.where(is_refused[:, :, None], left, p)
     return torch.where(keep, x, invert(final, u[..., 1:]))
 
 
 def invert(p: Tensor, u: Tensor) -> Tensor:
-    """Draw tokens [B, n] from p [B, n, V] by inversion: two numbers a place, where Gumbel noise would need V.
+    """Draw tokens [B, n] from p [B, n, V] by inversion, with two random numbers per position instead of V.
 
     Args:
         p: weights of at least 0; they need not sum to one.
-        u: [B, n, 2] uniforms of 24 bits each; together they resolve any probability that float32 can hold.
+        u: [B, n, 2] uniforms of 24 bits each; together they resolve every float32 probability.
     """
     return invert_often(p, u[:, :, None])[..., 0]
 
 
 def invert_often(p: Tensor, u: Tensor) -> Tensor:
-    """Draw k tokens from each p, independently: p [B, n, V], u [B, n, k, 2] as of `invert` -> [B, n, k]."""
+    """Draw k tokens from each p, independently: p [B, n, V], u [B, n, k, 2] as in `invert` -> [B, n, k]."""
     cumulative = p.double().cumsum(-1)
     target = (u[..., 0] + (u[..., 1] - 0.5) * 2**-24) * cumulative[..., -1:]
     return torch.searchsorted(cumulative, target, right=True).clamp_max(p.shape[-1] - 1)
@@ -89,7 +89,7 @@ def redraw_triton(p: Tensor, q: Tensor, tokens: Tensor, valid: Tensor, old: Tens
 
 @triton.jit
 def _left(p_ptr, q_ptr, token, vocabulary, taken):
-    """Compute (p - q)+ of a block, where all of q is taken away (`taken` is the vocabulary) or none (0)."""
+    """Compute (p - q)+ of a block; with `taken` = 0 instead of the vocabulary, q counts as zero."""
     p = tl.load(p_ptr + token, mask=token < vocabulary, other=0.0).to(tl.float32)
     q = tl.load(q_ptr + token, mask=token < taken, other=0.0).to(tl.float32)
     return tl.maximum(p - q, 0.0).to(tl.float64)
@@ -127,7 +127,7 @@ def _redraw_kernel(
         for start in range(0, vocabulary, BLOCK):
             sums += _left(p_ptr, q_ptr, start + index, vocabulary, taken)
         total = tl.sum(sums)
-        if total == 0:  # q = p up to rounding: p is drawn from
+        if total == 0:  # p - q rounded to zero: draw from p
             taken = 0
             for start in range(0, vocabulary, BLOCK):
                 sums += _left(p_ptr, q_ptr, start + index, vocabulary, taken)
@@ -135,7 +135,9 @@ def _redraw_kernel(
         high, low = tl.load(u_ptr + place * 3 + 1), tl.load(u_ptr + place * 3 + 2)
         target = (high + (low - 0.5) * 5.9604644775390625e-08) * total  # 2^-24
         below = tl.zeros([], tl.float64)
-        passed = tl.zeros([BLOCK], tl.int32)  # tokens up to which the sum does not exceed the target
+        passed = tl.zeros(
+            [BLOCK], tl.int32
+        )  # number of tokens whose cumulative sum does not exceed the target
         for start in range(0, vocabulary, BLOCK):
             if below <= target:
                 token = start + index

@@ -1,11 +1,11 @@
-"""The two halves of a residual block with adaptive LayerNorm (2212.09748), as heads of diffusions have them.
+"""The two halves of a residual block with adaptive LayerNorm (2212.09748), as in diffusion heads.
 
-With few rows such a block does little but read its weights, and two launches are all it takes. Statistics,
+With few rows, reading the weights dominates the time of such a block, and two launches suffice. Statistics,
 modulation and residual are at least in float32; operands of the products have the weights' dtype.
 
 A program of a kernel computes BLOCK_M rows and BLOCK_N columns of a result, and reads BLOCK_N rows of the
-weights. Tiles are narrow so that many programs stream the weights; each computes the moments of its rows
-anew.
+weights. Tiles are narrow so that many programs stream the weights; each program recomputes the moments of its
+rows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from torch.nn.functional import layer_norm, linear, silu
 
 from .backend import INTERPRETED, launcher, operator, rows_together, tl, triton, use_triton_without_gradient
 
-MAX_ROWS = 64  # with more, the weights are no longer all that is read, and the BLAS of torch does better
+MAX_ROWS = 64  # with more rows reading the weights does not dominate, and torch's BLAS is faster
 BLOCK_N = 32
-STATISTICS = 8192  # numbers of x that a program holds at once for their moments
+STATISTICS = 8192  # elements of x per step of the moments
 WARPS, STAGES = 4, 4
 
 
@@ -26,15 +26,15 @@ WARPS, STAGES = 4, 4
 def modulated_linear(
     x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float, activate: bool
 ) -> Tensor:
-    """Compute silu(weight (norm(x) * scale + shift) + bias), norm being LayerNorm without parameters.
+    """Compute silu(weight (norm(x) * scale + shift) + bias), where norm is LayerNorm without parameters.
 
     Args:
         x: [..., K], broadcasts to `scale`.
         scale, shift: [..., K].
         weight: [N, K].
         bias: [N].
-        eps: of LayerNorm.
-        activate: False to leave the SiLU out.
+        eps: epsilon of LayerNorm.
+        activate: False omits the SiLU.
 
     Returns:
         [..., N] in the weights' dtype.
@@ -66,7 +66,7 @@ def gated_linear(x: Tensor, hidden: Tensor, gate: Tensor, weight: Tensor, bias: 
 
 
 def _use_triton(x: Tensor, rows: Tensor, weight: Tensor) -> bool:
-    """Return whether a kernel computes this: it has no gradient and no float64."""
+    """Return whether to run the kernel, which has no gradient and no float64."""
     if torch.float64 in (x.dtype, weight.dtype) or rows.numel() > MAX_ROWS * rows.shape[-1]:
         return False
     return use_triton_without_gradient(x, weight)
@@ -84,7 +84,7 @@ def _empty(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
 def modulated_linear_triton(
     x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, eps: float, activate: bool
 ) -> Tensor:
-    """Launch `modulated_linear`; arguments as there."""
+    """Launch `modulated_linear`, with the same arguments."""
     size, width = weight.shape
     leading = scale.shape[:-1]
     out = torch.empty(*leading, size, dtype=weight.dtype, device=x.device)
@@ -118,7 +118,7 @@ def modulated_linear_triton(
 
 @launcher
 def gated_linear_triton(x: Tensor, hidden: Tensor, gate: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Launch `gated_linear`; arguments as there."""
+    """Launch `gated_linear`, with the same arguments."""
     size, width = weight.shape
     leading = gate.shape[:-1]
     out = torch.empty(*leading, size, dtype=torch.float32, device=x.device)
@@ -147,7 +147,7 @@ def gated_linear_triton(x: Tensor, hidden: Tensor, gate: Tensor, weight: Tensor,
 
 
 def tile_of(rows: int, dtype: torch.dtype) -> dict[str, int]:
-    """Sizes of a program's tile. All rows fit into one as long as the registers allow it."""
+    """Tile sizes of a program. One tile has all rows if the registers allow it."""
     is_half = dtype.itemsize == 2
     height = max(16, min(64 if is_half else 32, triton.next_power_of_2(rows)))
     depth = 128 if is_half and height < 64 else 64
@@ -160,12 +160,12 @@ def grid_of(rows: int, size: int, tile: dict[str, int]) -> tuple[int, int]:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """[rows, K] of [..., K], whose rows may be parts of longer ones; a view where there is one."""
+    """View [..., K] as [rows, K] with adjacent elements; copies if there is no such view."""
     return rows_together(x.reshape(-1, x.shape[-1]))
 
 
 def _repeated(x: Tensor, leading: torch.Size) -> Tensor:
-    """[x_rows, K] contiguous rows of which `leading` are repetitions: not written out where they follow."""
+    """[x_rows, K] contiguous rows that repeat to `leading`; expands them only where needed."""
     if x.shape[-2:-1] == leading[-1:] and x.numel() == x.shape[-2:].numel():
         return x.reshape(x.shape[-2:]).contiguous()
     return x.expand(*leading, x.shape[-1]).reshape(-1, x.shape[-1]).contiguous()
@@ -212,7 +212,7 @@ def _modulated_linear_kernel(
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     exists = (row < rows)[:, None]
     x_ptr += (row % x_rows)[:, None] * K
-    # moments of parts of a row, merged (Chan, Golub and LeVeque, 1979): as exact as two passes
+    # merged moments of parts of a row (Chan, Golub and LeVeque, 1979), as exact as reading it twice
     mean = tl.zeros((BLOCK_M,), dtype=tl.float32)
     squares = tl.zeros((BLOCK_M,), dtype=tl.float32)
     for start in range(0, K, BLOCK_S):

@@ -1,7 +1,7 @@
-"""From logits to a distribution and to tokens drawn from it: guidance, temperature, truncation, noise.
+"""Sampling from logits: classifier-free guidance, temperature, top-k, top-p, min-p, and the draw.
 
-The order is that of transformers. Rows of a batch may have settings of their own; they are known to the host,
-so that nothing is read back from the device.
+The order of the steps is that of transformers. Each row of a batch may have its own settings. Settings are
+numbers on the host, so that nothing is read back from the device.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ from .ordering import largest, sort_stably
 from .philox import counter_word, philox_gumbel
 
 NEG_INF = float("-inf")
-CACHED_SETTINGS = 1024  # tensors that are kept, of 512 bytes or more: served requests choose settings freely
+CACHED_SETTINGS = (
+    1024  # limit of cached tensors, of 512 bytes or more: served requests choose settings freely
+)
 _captured: dict[int, Tensor] = {}
 
 
 class Warping(NamedTuple):
-    """Settings that make a distribution of logits: one value for all rows, or one for each of B rows.
+    """Sampling settings: one value for all rows, or one for each of B rows.
 
     Attributes:
-        temperature: 0 takes the likeliest token; such rows are guided, and neither scaled nor truncated.
-        top_k: keep the k largest logits, and all that equal the k-th; 0 keeps all.
+        temperature: 0 takes the likeliest token; such rows get guidance, but no scaling or truncation.
+        top_k: keep the k largest logits, including ties with the k-th; 0 keeps all.
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p; 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the likeliest; 0 keeps all.
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
@@ -42,35 +44,35 @@ class Warping(NamedTuple):
 
     @property
     def is_greedy(self) -> bool:
-        """True if all rows are."""
+        """Whether all rows are greedy."""
         return not any(self.temperature)
 
     @property
     def is_guided(self) -> bool:
-        """True if any row is, so that there are unconditional logits."""
+        """Whether any row uses guidance, so that there are unconditional logits."""
         return any(scale != 1.0 for scale in self.guidance_scale)
 
     @property
     def truncates(self) -> bool:
-        """True if tokens of any row are excluded."""
+        """Whether any row excludes tokens."""
         return any(self.top_k) or min(self.top_p) < 1.0 or any(self.min_p)
 
     @property
     def is_identity(self) -> bool:
-        """True if logits are their own warped ones."""
+        """Whether warping leaves the logits unchanged."""
         kept = self.is_greedy or not (self.truncates or any(t not in (0.0, 1.0) for t in self.temperature))
         return kept and not self.is_guided
 
 
 def warp_logits(logits: Tensor, warping: Warping) -> Tensor:
-    """Warp logits: those of the promised distribution, -inf where a token is excluded.
+    """Apply guidance, temperature and truncation to logits; excluded tokens get -inf.
 
     Args:
         logits: [B, m, V]; [2B, m, V] under guidance: conditional rows, then unconditional ones.
-        warping: the settings of all rows, or of each of the B.
+        warping: the sampling settings.
 
     Returns:
-        [B, m, V] in float32 (float64 for float64); the logits themselves where there is nothing to do.
+        [B, m, V] in float32 (float64 for float64); the same tensor if the settings change nothing.
     """
     return widen(logits) if warping.is_identity else warped(logits, *warping)
 
@@ -84,28 +86,28 @@ def sample_tokens(
     step: int | Tensor = 0,
     node: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Draw a token at each of n nodes in T lanes: the arg-max of warped logits and Gumbel noise.
+    """Draw a token at each of n nodes of T rows: the argmax of warped logits plus Gumbel noise.
 
     The noise is that of `philox_gumbel`.
 
     Args:
-        logits: [B, m, V], or [2B, m, V] under guidance: T n = B m rows, one after another.
-        warping: how they are warped.
-        key: [T, 2] Philox keys; None where all rows take their likeliest token.
+        logits: [B, m, V], or [2B, m, V] under guidance: T n = B m vectors, one after another.
+        warping: the sampling settings.
+        key: [T, 2] Philox keys; None if all rows are greedy.
         place: [T, d] positions that key the noise.
-        stream, step: of the noise; integers, or tensors that broadcast to [T, d].
+        stream, step: counters of the noise; integers, or tensors that broadcast to [T, d].
         node: [T, n] index of each node's position in its row of `place`; None if node i is at position i.
 
     Returns:
-        [T, n] tokens, the lowest id of equals; and [T, n] False where the logits are NaN or infinite, or
-        exclude every token, so that the token means nothing.
+        [T, n] tokens, the lowest id of ties; and [T, n] False where the token is invalid, because the logits
+        are NaN or infinite or exclude every token.
     """
     stream, step = counter_word(stream, place), counter_word(step, place)
     return sampled(logits, key, place, stream, step, node, *warping)
 
 
 def is_fused(logits: Tensor) -> bool:
-    """Return whether sampling from these logits is a kernel that warps them on the way."""
+    """Return whether a kernel samples from these logits and warps them on the fly."""
     return use_triton(logits.device) and logits.dtype != torch.float64
 
 
@@ -131,7 +133,7 @@ def warped(
     min_p: Sequence[float],
     guidance_scale: Sequence[float],
 ) -> Tensor:
-    """As `warp_logits`, in a new tensor."""
+    """Like `warp_logits`, but always into a new tensor."""
     warping = _settings(temperature, top_k, top_p, min_p, guidance_scale)
     if is_fused(logits):
         from .sampling_triton import warp_triton
@@ -163,7 +165,7 @@ def sampled(
     min_p: Sequence[float],
     guidance_scale: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
-    """As `sample_tokens`, with a tensor for the stream and for the step."""
+    """Like `sample_tokens`, with tensors for stream and step."""
     warping = _settings(temperature, top_k, top_p, min_p, guidance_scale)
     if is_fused(logits):
         from .sampling_triton import sample_triton
@@ -184,16 +186,16 @@ def sampled(
 def race(
     scores: Tensor, noise: Tensor | None, node: Tensor | None, greedy: bool | Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Take the arg-max of warped logits and Gumbel noise.
+    """Return the argmax of warped logits plus Gumbel noise.
 
     Args:
         scores: [T, n, V] warped logits.
-        noise: [T, d, V]; None where all rows are greedy.
-        node: [T, n] index of each node's noise; None if node i has the i-th.
-        greedy: which rows take no noise: all or none, or [T, 1, 1].
+        noise: [T, d, V]; None if all rows are greedy.
+        node: [T, n] index of each node's noise; None if node i uses index i.
+        greedy: rows without noise: a bool for all, or [T, 1, 1].
 
     Returns:
-        As `sample_tokens`.
+        See `sample_tokens`.
     """
     is_finite = scores.amax(-1).isfinite()
     if noise is not None and greedy is not True:
@@ -210,19 +212,19 @@ def _settings(*settings: Any) -> Warping:
 
 
 def of_rows(values: Sequence[object], like: Tensor, of: Callable[[Any], float] = float) -> Any:
-    """Compute the number of a setting: one, or [B, 1, 1] of them beside `like` where rows differ.
+    """Return a setting as a number, or as a tensor [B, 1, 1] on the device of `like` if rows differ.
 
     Args:
         values: one for all rows, or one for each.
-        like: a tensor of the device and dtype; values go to a device once.
-        of: computes the number, on the host as where there is one.
+        like: a tensor with the device and dtype; each tensor is copied to a device once and cached.
+        of: computes the number on the host, for one value and for many alike.
     """
     numbers = tuple(map(of, values))
     return numbers[0] if len(numbers) == 1 else held(_column(numbers, like.device, like.dtype))
 
 
 def held(settings: Tensor) -> Tensor:
-    """Keep a cached tensor for good if it is read while a CUDA graph is captured, which holds its address."""
+    """Keep a cached tensor forever if a CUDA graph captures it, because the graph stores its address."""
     if settings.is_cuda and torch.cuda.is_current_stream_capturing():
         _captured[settings.data_ptr()] = settings
     return settings
@@ -230,12 +232,12 @@ def held(settings: Tensor) -> Tensor:
 
 @functools.lru_cache(CACHED_SETTINGS)
 def _column(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # or no graph of gradients could use it
+    with torch.inference_mode(False):  # inference tensors could not be used in autograd
         return torch.tensor(numbers, dtype=dtype, device=device)[:, None, None]
 
 
 def _warp(logits: Tensor, warping: Warping) -> Tensor:
-    """Warp in torch: [B or 2B, m, V] -> [B, m, V], the same tensor where there is nothing to do."""
+    """Warp in torch: [B or 2B, m, V] -> [B, m, V]; the same tensor if nothing changes."""
     logits = widen(logits)
     if warping.is_guided:
         logits = _guide(logits, of_rows(warping.guidance_scale, logits))
@@ -251,7 +253,7 @@ def _warp(logits: Tensor, warping: Warping) -> Tensor:
 
 
 def _truncate(logits: Tensor, warping: Warping) -> Tensor:
-    """Exclude tokens by top-k, then top-p, then min-p. logits: [B, m, V], already at temperature."""
+    """Exclude tokens by top-k, then top-p, then min-p. logits: [B, m, V], after the temperature."""
     vocabulary = logits.shape[-1]
     counts = [k for k in warping.top_k if k and k < vocabulary]
     if counts:
@@ -271,21 +273,21 @@ def _truncate(logits: Tensor, warping: Warping) -> Tensor:
 
 
 def widen(values: Tensor) -> Tensor:
-    """Convert to float32 whatever the model's dtype is, or ties decide; float64 stays."""
+    """Convert to float32, because half precision causes ties; float64 stays."""
     return values.to(torch.float64 if values.dtype == torch.float64 else torch.float32)
 
 
 def _divide(logits: Tensor, temperature: float | Tensor) -> Tensor:
-    """Divide [B, m, V] by one number or [B, 1, 1], with the same bits."""
+    """Divide [B, m, V] by a number or by [B, 1, 1], with the same bits."""
     if isinstance(temperature, Tensor) and logits.is_cuda:
-        return logits * temperature.reciprocal()  # as torch divides by one number there
+        return logits * temperature.reciprocal()  # torch divides by a number in this way on CUDA
     return logits / temperature
 
 
 def _kth(largest: Tensor, k: float | Tensor) -> Tensor:
-    """[B, m, 1] the k-th of the largest logits [B, m, j], in order: the last, or one for each k [B, 1, 1].
+    """Return the k-th [B, m, 1] of sorted largest logits [B, m, j]: the last, or one per k [B, 1, 1].
 
-    A k above j keeps every token: -inf.
+    A k above j gives -inf, which keeps every token.
     """
     if not isinstance(k, Tensor):
         return largest[..., -1:]
@@ -299,11 +301,11 @@ def _guide(logits: Tensor, scale: float | Tensor) -> Tensor:
 
     Args:
         logits: [2B, m, V].
-        scale: s, or [B, 1, 1].
+        scale: s, a number or [B, 1, 1].
     """
     conditional, unconditional = logits.log_softmax(-1).chunk(2)
     guided = unconditional + scale * (conditional - unconditional)
     guided = guided.masked_fill(conditional == NEG_INF, NEG_INF)  # excluded by a grammar: -inf minus -inf
     if not isinstance(scale, Tensor):
         return guided
-    return torch.where(scale == 1.0, logits.chunk(2)[0], guided)  # as the model gave them: log_softmax rounds
+    return torch.where(scale == 1.0, logits.chunk(2)[0], guided)  # the unchanged logits: log_softmax rounds

@@ -1,7 +1,7 @@
 """Triton kernels of `sampling.py` and their launchers.
 
-A row of up to `RESIDENT` tokens stays in the registers of one program from logits to token. Longer rows go
-tile by tile through a workspace. Thresholds are found by bisection on the bits of the logits, without a sort.
+A row of up to `RESIDENT` tokens stays in the registers of one program. Longer rows are processed in tiles, by
+several kernels with a workspace. Thresholds are found by bisection on the bits of the logits, without a sort.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .philox import gumbel_tile
 from .sampling import CACHED_SETTINGS, Warping, held
 
 RESIDENT = 8192  # longest row that one program holds; 16,384 would spill registers
-TILE = 4096  # of longer rows
-COUNTS = ("batch", "rows", "settings_rows", "nodes", "places")  # they vary from call to call
+TILE = 4096  # tokens per program in longer rows
+COUNTS = ("batch", "rows", "settings_rows", "nodes", "places")  # arguments that vary between calls
 NEG_INF = tl.constexpr(float("-inf"))
 INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
 def _ordered(x):
-    """Unsigned integers in the order of floats."""
+    """Map floats to unsigned integers of the same order."""
     bits = x.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) | -2147483648)).to(tl.uint32, bitcast=True)
 
@@ -51,7 +51,7 @@ def _settings(settings_ptr, row, rows):
 
 @triton.jit
 def _guide(c, u, c_top, c_sum, u_top, u_sum, scale):
-    """U + s (c - u) of log-probabilities; logits as they are where s is 1."""
+    """Guide log-probabilities, u + s (c - u); return the unchanged logits c if s is 1."""
     log_c, log_u = c - c_top - tl.log(c_sum), u - u_top - tl.log(u_sum)
     guided = tl.where(log_c == NEG_INF, NEG_INF, log_u + scale * (log_c - log_u))
     return tl.where(scale == 1.0, c, guided)
@@ -59,7 +59,7 @@ def _guide(c, u, c_top, c_sum, u_top, u_sum, scale):
 
 @triton.jit
 def _count(x, row_ptr, size, low, high, last, BLOCK: tl.constexpr, HELD: tl.constexpr):
-    """Number of elements before index `last` that are between two bounds in their order, both included."""
+    """Number of elements before index `last` whose order is within two bounds, both included."""
     if HELD:
         ordered = _ordered(x)
         inside = (ordered >= low) & (ordered <= high) & (tl.arange(0, BLOCK) < last)
@@ -75,7 +75,7 @@ def _count(x, row_ptr, size, low, high, last, BLOCK: tl.constexpr, HELD: tl.cons
 
 @triton.jit
 def _mass(x, row_ptr, size, top, floor, high, BLOCK: tl.constexpr, HELD: tl.constexpr):
-    """Sum of exp(x - top) over the elements from `floor` on that are below a bound in their order."""
+    """Sum of exp(x - top) over the elements of at least `floor` whose order is below a bound."""
     if HELD:
         mass = tl.where((x >= floor) & (_ordered(x) < high), tl.exp(x - top), 0.0)
     else:
@@ -102,13 +102,13 @@ def _cut(
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
 ):
-    """Find (value, index): tokens stay that are above the value, or at it from the index on."""
+    """Find (value, index): a token stays if it is above the value, or equals it from the index on."""
     highest = tl.full((), 0xFFFFFFFF, tl.uint32)
     value = tl.full((), NEG_INF, tl.float32)
     index = tl.full((), 0, tl.int32)
     if TOP_K:
         threshold, bit = tl.full((), 0, tl.uint32), tl.full((), 0x80000000, tl.uint32)
-        for _ in range(32):  # the largest threshold that k logits reach is the k-th of them
+        for _ in range(32):  # the largest threshold that k logits reach is the k-th largest logit
             reached = _count(x, row_ptr, size, threshold | bit, highest, size, BLOCK, HELD)
             threshold = tl.where(reached >= k, threshold | bit, threshold)
             bit = bit >> 1
@@ -116,13 +116,13 @@ def _cut(
     if TOP_P:
         bound = tail * _mass(x, row_ptr, size, top, value, highest, BLOCK, HELD)
         threshold, bit = tl.full((), 0, tl.uint32), tl.full((), 0x80000000, tl.uint32)
-        for _ in range(32):  # the largest threshold below which the mass is in the tail
+        for _ in range(32):  # the largest threshold with at most the tail's mass below it
             below = _mass(x, row_ptr, size, top, value, threshold | bit, BLOCK, HELD)
             threshold = tl.where(below <= bound, threshold | bit, threshold)
             bit = bit >> 1
         threshold = tl.minimum(threshold, _ordered(top))
         edge = _float_of(threshold)
-        # Of equals at the edge the first in ascending order go, as far as they are in the tail; never all.
+        # drop the first of the ties at the edge, as far as they are in the tail, but never all
         below = _mass(x, row_ptr, size, top, value, threshold, BLOCK, HELD)
         equals = _count(x, row_ptr, size, threshold, threshold, size, BLOCK, HELD)
         surplus = tl.minimum((bound - below) / tl.exp(edge - top), equals - 1).to(tl.int32)
@@ -166,7 +166,7 @@ def _row_kernel(
     INDEX_BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A whole row, from logits to its warped ones (warped_ptr) or to a token."""
+    """Warp a whole row of logits, and store them (warped_ptr) or draw a token."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     inside = index < size
@@ -179,7 +179,9 @@ def _row_kernel(
         c_top, u_top = tl.max(x), tl.max(u)
         x = _guide(x, u, c_top, tl.sum(tl.exp(x - c_top)), u_top, tl.sum(tl.exp(u - u_top)), scale)
     is_drawn = temperature > 0.0
-    x = x * tl.div_rn(1.0, tl.where(is_drawn, temperature, 1.0)) + 0.0  # -0 is equal to 0, in bits as well
+    x = (
+        x * tl.div_rn(1.0, tl.where(is_drawn, temperature, 1.0)) + 0.0
+    )  # turns -0 into 0, so that their bits are equal
     top = tl.max(x)
     is_finite = (tl.sum((x != x).to(tl.int32)) == 0) & (top > NEG_INF) & (top < INF)
     x = tl.where(is_finite, x, 0.0)
@@ -255,7 +257,7 @@ def _scores_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Logits of a tile after guidance and temperature; their maximum, and whether one is NaN."""
+    """Apply guidance and temperature to a tile; find its maximum, and whether it has a NaN."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     index = tile * TILE + tl.arange(0, TILE)
     inside = index < size
@@ -276,7 +278,7 @@ def _scores_kernel(
 
 @triton.jit
 def _top(tops_ptr, row, tiles, TILES: tl.constexpr):
-    """Maximum of a row, and whether the row is usable."""
+    """Maximum of a row, and whether the row is finite."""
     at, inside = tops_ptr + (row * tiles + tl.arange(0, TILES)) * 2, tl.arange(0, TILES) < tiles
     top = tl.max(tl.load(at, mask=inside, other=NEG_INF))
     nans = tl.max(tl.load(at + 1, mask=inside, other=0.0))
@@ -336,7 +338,7 @@ def _tile_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """A tile without what is excluded (warped_ptr), or its best token with noise: [rows, tiles]."""
+    """Exclude tokens of a tile, and store it (warped_ptr) or its best token with noise: [rows, tiles]."""
     row, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     start = tile * TILE
     index = start + tl.arange(0, TILE)
@@ -370,7 +372,7 @@ def _tile_kernel(
 
 @triton.jit
 def _choice_kernel(tops_ptr, best_ptr, choice_ptr, token_ptr, finite_ptr, tiles, TILES: tl.constexpr):
-    """The best token of a row, of those of its tiles."""
+    """The best token of a row among those of its tiles."""
     row, tile = tl.program_id(0).to(tl.int64), tl.arange(0, TILES)
     best = tl.load(best_ptr + row * tiles + tile, mask=tile < tiles, other=NEG_INF)
     token = tl.load(choice_ptr + row * tiles + tl.argmax(best, 0))
@@ -397,7 +399,7 @@ def sample_triton(
     node: Tensor | None,
     warping: Warping,
 ) -> tuple[Tensor, Tensor]:
-    """Launch `sampled`: [B or 2B, m, V] -> tokens [T, n] and whether they mean anything."""
+    """Launch `sampled`: [B or 2B, m, V] -> tokens [T, n] and whether they are valid."""
     tokens = torch.empty_like(place if node is None else node, memory_format=torch.contiguous_format)
     finite = torch.empty_like(tokens, dtype=torch.bool)
     if tokens.numel():
@@ -419,7 +421,7 @@ def _launch(
     out: Tensor,
     finite: Tensor | None,
 ) -> None:
-    """Launch for warped logits (`finite` is None) or for tokens."""
+    """Launch the kernels for warped logits (`finite` is None) or for tokens."""
     logits = rows_together(logits)
     rows, size = logits.shape[1:]
     batch = len(logits) // (1 + warping.is_guided)
@@ -477,13 +479,13 @@ def _launch(
 
 
 def row_warps(block: int) -> int:
-    """Warps for a row in registers: 16 tokens a thread."""
+    """Number of warps for a row in registers: 16 tokens per thread."""
     return max(1, min(16, block // 512))
 
 
 @functools.lru_cache(CACHED_SETTINGS)
 def _numbers(warping: Warping, device: torch.device) -> Tensor:
-    """[5, 1 or B] guidance scale, temperature, k, 1 - top_p and log min_p; what is off keeps all."""
+    """[5, 1 or B] guidance scale, temperature, k, 1 - top_p and log min_p; disabled ones keep all tokens."""
     count = max(map(len, warping))
     numbers = [
         warping.guidance_scale,

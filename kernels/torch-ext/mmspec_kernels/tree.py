@@ -1,4 +1,4 @@
-"""Structure of draft trees, computed from the parent of every node."""
+"""Ancestors, depths and children of draft trees, computed from the parent of every node."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .backend import launcher, operator, tl, triton, use_triton
 
-ELEMENTS = 2048  # pairs of nodes that a program looks at
+ELEMENTS = 2048  # pairs of nodes per program
 
 
 def _fake_paths(parents: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def tree_paths(parents: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
     """Find the ancestors and the depth of every node.
 
     Args:
-        parents: [B, n] int64 index of each node's parent; roots are their own.
+        parents: [B, n] int64 index of each node's parent; a root is its own parent.
         max_depth: upper bound of the depths.
 
     Returns:
@@ -29,7 +29,7 @@ def tree_paths(parents: Tensor, max_depth: int) -> tuple[Tensor, Tensor]:
         return tree_paths_triton(parents, max_depth)
     rows, nodes = parents.shape
     reached = torch.eye(nodes, dtype=torch.bool, device=parents.device).repeat(rows, 1, 1)
-    # Pointer doubling: after k rounds every node knows its 2^k nearest ancestors.
+    # pointer doubling: after k rounds every node has its 2^k nearest ancestors
     for _ in range(max_depth.bit_length()):
         reached = reached | reached.gather(1, parents[:, :, None].expand(-1, -1, nodes))
         parents = parents.gather(1, parents)
@@ -42,18 +42,20 @@ def tree_children(parents: Tensor, valid: Tensor, max_children: int) -> Tensor:
 
     Args:
         parents: [B, n] int64 index of each node's parent; node 0 is the root.
-        valid: [B, n] False for padding, which is nobody's child.
-        max_children: upper bound of the children of a node.
+        valid: [B, n] False for padding, which has no parent.
+        max_children: upper bound of the number of children per node.
 
     Returns:
-        [B, n, max_children] their indices in increasing order, -1 where there are fewer.
+        [B, n, max_children] indices of the children in increasing order, padded with -1.
     """
     if use_triton(parents.device):
         return tree_children_triton(parents, valid, max_children)
     rows, nodes = parents.shape
     index = torch.arange(nodes, device=parents.device)
     is_child = (parents[:, None, :] == index[None, :, None]) & valid[:, None, :] & (index > 0)
-    slot = torch.where(is_child, is_child.cumsum(-1) - 1, max_children)  # the last column is cut off again
+    slot = torch.where(
+        is_child, is_child.cumsum(-1) - 1, max_children
+    )  # the last column is dropped afterwards
     table = torch.full((rows, nodes, max_children + 1), -1, device=parents.device)
     return table.scatter(2, slot, index.expand(rows, nodes, nodes))[:, :, :max_children].contiguous()
 
@@ -94,7 +96,7 @@ def tree_children_triton(parents: Tensor, valid: Tensor, max_children: int) -> T
 
 
 def _tile(nodes: int) -> tuple[int, int]:
-    """Columns and rows of the part of [n, n] that a program holds."""
+    """Columns and rows of a program's part of [n, n]."""
     size = max(16, triton.next_power_of_2(nodes))
     return size, max(1, min(size, ELEMENTS // size))
 

@@ -1,15 +1,14 @@
-"""Attention of the nodes of a draft to the committed tokens of their rows and to one another.
+"""Tree attention: the nodes of a draft attend to the committed tokens of their rows and to their ancestors.
 
-Keys stand in static buffers: those of a row's committed tokens first, then those of the draft; what comes
-after is stale. Instead of a mask over all columns the op takes what differs between rows and nodes.
+Keys are in static buffers: those of a row's committed tokens first, then those of the draft, then stale ones.
+Instead of a mask over all columns, the op takes lengths, window starts and a mask over the draft.
 
     out_i = sum_j 2^(s_ij - m_i) v_j / sum_j 2^(s_ij - m_i)
     s_ij = q_i . k_j scale log2(e),    m_i = max_j s_ij
 
-One program of the kernel holds a tile of queries, all those of a group of heads that share keys, and reads a
-part of the columns. Blocks that every query of the tile sees whole take no mask; those where windows start
-and those behind the committed tokens do. Products of float32 numbers are those of three in tf32, exact to
-about 2^-21.
+One program of the kernel processes a tile of queries, with all heads of a group that shares keys, and a part
+of the columns. Blocks that are visible to every query of the tile need no mask, unlike those at window starts
+and behind the committed tokens. Each product of float32 numbers is three tf32 products, exact to about 2^-21.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from torch import Tensor
 
 from .backend import INTERPRETED, launcher, operator, rows_together, tl, triton, use_triton
 
-LARGEST_KEY = 512  # bytes of a key of one head; more than that spills registers
-# two for each multiprocessor of a Hopper GPU; a constant, so that results are the same elsewhere
+LARGEST_KEY = 512  # bytes per key and head; larger keys spill registers
+# two per multiprocessor of a Hopper GPU; constant, so that results are the same on other GPUs
 PROGRAMS = 264
 SHORTEST_PART, MOST_PARTS = 128, 64
 
@@ -34,32 +33,32 @@ SHORTEST_PART, MOST_PARTS = 128, 64
 def tree_attention(
     query: Tensor, key: Tensor, value: Tensor, first: Tensor, lengths: Tensor, visible: Tensor, scale: float
 ) -> Tensor:
-    """Attend from every node to the committed tokens of its row, or the newest of them, and to drafted slots.
+    """Attend from every node to the committed tokens of its row, optionally in a window, and to the draft.
 
-    The kernel splits the columns into parts that run side by side and merges them by their normalisers
-    (Flash-Decoding, Dao et al. 2023). How many parts depends on shapes alone, never on lengths. Keys of more
-    than 512 bytes a head take the torch form.
+    The kernel processes parts of the columns in parallel and merges them by their normalizers
+    (Flash-Decoding, Dao et al. 2023). The number of parts depends on shapes only, not on lengths. Keys of
+    more than 512 bytes per head use the torch implementation.
 
     Args:
-        query: [B, heads, n, d]; consecutive heads share one of the keys' heads.
+        query: [B, heads, n, d]; consecutive heads share a key head.
         key, value: [B, key heads, width, d], any strides.
-        first: [B, n or 1] the first committed token that a node sees; above 0 in a sliding window.
+        first: [B, n or 1] first committed token visible to a node; above 0 in a sliding window.
         lengths: [B] number of committed tokens; slot s of the draft is column `lengths + s`.
-        visible: [B, n or 1, m] not zero where a node sees slot s; `lengths + m` is at most the width.
-        scale: of the logits.
+        visible: [B, n or 1, m] nonzero where slot s is visible to a node; `lengths + m` is at most the width.
+        scale: scale of the logits.
 
     Returns:
-        [B, n, heads, d] as the query; zeros for a node that sees nothing.
+        [B, n, heads, d] in the query's dtype; zeros if nothing is visible to a node.
 
     Raises:
-        ValueError: the heads of keys do not divide those of queries, or keys and values differ in shape.
+        ValueError: key heads do not divide query heads, or the shapes of keys and values differ.
     """
     rows, heads, nodes, dim = query.shape
     kv_heads, width = key.shape[1:3]
     if heads % kv_heads or key.shape != value.shape:
         raise ValueError(
-            f"got {heads} heads of queries, keys {tuple(key.shape)} and values {tuple(value.shape)}; the "
-            "heads of keys divide those of queries, and keys and values have one shape"
+            "key and value must have the same shape, with a number of heads that divides that of the query; "
+            f"got {heads} query heads, key {tuple(key.shape)} and value {tuple(value.shape)}"
         )
     if (
         query.dtype != torch.float64
@@ -74,7 +73,7 @@ def tree_attention(
     drafted = visible.bool().gather(2, slot.clamp(0, extent - 1).expand(-1, visible.shape[1], -1))
     drafted = drafted & (slot >= 0) & (slot < extent)
     seen = ((slot < 0) & (column >= first[..., None]) | drafted).expand(rows, nodes, width)[:, None, None]
-    # a stale value may be anything, and nothing times NaN is NaN
+    # stale values may be NaN, and 0 times NaN is NaN
     value = value.masked_fill(~seen.any(3)[:, 0, 0, None, :, None], 0)
     grouped = query.unflatten(1, (kv_heads, heads // kv_heads)).to(precise)  # [B, key heads, group, n, d]
     logits = grouped @ key[:, :, None].to(precise).mT * scale
@@ -84,7 +83,7 @@ def tree_attention(
 
 
 class Config(NamedTuple):
-    """Tile of a program: queries, columns, columns under a mask, and what it is compiled for."""
+    """Tile of a program: queries, columns, masked columns, and compile options."""
 
     queries: int
     columns: int
@@ -135,7 +134,7 @@ def tree_attention_triton(
 
 
 def configuration(queries: int, dim: int, dtype: torch.dtype) -> Config:
-    """Tile for so many queries that share keys, of `dim` numbers each."""
+    """Tile for a number of queries that share keys of `dim` elements."""
     large = dim > 128
     if dtype == torch.float32:
         return Config(16, 32, 32, 4, 3)
@@ -147,7 +146,7 @@ def configuration(queries: int, dim: int, dtype: torch.dtype) -> Config:
 
 
 def parts_of(programs: int, width: int) -> int:
-    """Number of parts, a power of two, into which so many programs split so many columns."""
+    """Number of column parts per program, a power of two."""
     wanted = min(PROGRAMS // programs, width // SHORTEST_PART, MOST_PARTS)
     return 1 << max(wanted, 1).bit_length() - 1
 
@@ -177,7 +176,7 @@ def _read_block(
     COLUMNS: tl.constexpr,
     UPCAST: tl.constexpr,
 ):
-    """Read one block of columns into the running sums of a tile."""
+    """Add a block of columns to the running sums of a tile."""
     d = tl.arange(0, BLOCK_D)[None, :]
     column = begin + tl.arange(0, COLUMNS)
     at = column.to(tl.int64)[:, None]
@@ -196,13 +195,13 @@ def _read_block(
         committed = (slot < 0)[None, :] & (column[None, :] >= first[:, None])
         seen = committed | (drafted != 0)
         logits = tl.where(seen, logits, float("-inf"))
-        # a stale value may be anything, and nothing times NaN is NaN
+        # stale values may be NaN, and 0 times NaN is NaN
         exists = (tl.max(seen.to(tl.int32), 0) > 0)[:, None]
     v = tl.load(v_ptr + at * v_column + d, mask=exists & (d < D), other=0.0)
     if UPCAST:
         v = v.to(tl.float32)
     top = tl.maximum(peak, tl.max(logits, 1))
-    shift = tl.where(top == float("-inf"), 0.0, top)  # a query that has seen nothing yet
+    shift = tl.where(top == float("-inf"), 0.0, top)  # no visible column so far
     p = tl.exp2(logits - shift[:, None])
     fade = tl.exp2(peak - shift)
     mass = mass * fade + tl.sum(p, 1)
@@ -264,7 +263,7 @@ def _attend_kernel(
         q = q.to(tl.float32)
     length = tl.load(length_ptr + row * length_row).to(tl.int32)
     first = tl.load(first_ptr + row * first_row + node * first_node, mask=inside, other=0).to(tl.int32)
-    # where the tile's widest window starts, and its narrowest; windows may lie behind all committed tokens
+    # starts of the tile's widest and narrowest window; windows may start behind all committed tokens
     lowest = tl.minimum(tl.min(tl.where(inside, first, width)), length)
     highest = tl.minimum(tl.max(first), length)
 
@@ -287,7 +286,7 @@ def _attend_kernel(
             first, length, slots, scale,
             MASKED=False, D=D, BLOCK_D=BLOCK_D, COLUMNS=COLUMNS, UPCAST=UPCAST,
         )  # fmt: skip
-    before = clear - start  # columns of blocks in which windows start; the others are behind `whole`
+    before = clear - start  # columns of blocks at window starts; the other masked ones are behind `whole`
     for done in tl.range(0, before + tl.maximum(stop - whole, 0), EDGE, num_stages=1):
         begin = tl.where(done < before, start + done, whole + done - before)
         acc, peak, mass = _read_block(
@@ -316,7 +315,7 @@ def _merge_kernel(
     at = tl.arange(0, PARTS).to(tl.int64) * lines + line
     d = tl.arange(0, BLOCK_D)[None, :]
     peak, mass = tl.load(peak_ptr + at), tl.load(mass_ptr + at)
-    filled = peak > float("-inf")  # what a part that saw nothing left of its sums is not written
+    filled = peak > float("-inf")  # a part without visible columns did not write its sums
     top = tl.max(peak)
     weight = tl.where(filled, tl.exp2(peak - tl.where(top == float("-inf"), 0.0, top)), 0.0)
     acc = tl.load(acc_ptr + at[:, None] * D + d, mask=filled[:, None] & (d < D), other=0.0)

@@ -1,7 +1,7 @@
-"""Accepted path of a draft: where it ends, what is on it, and what is decided by it.
+"""Accepted path of a draft: its last node, its nodes, and the tokens that it decides.
 
-A chain is given without ancestors and depths: node i stands at depth i behind all nodes before it. Kernels
-run one program for each row of the batch.
+A chain has no ancestors and depths (None): node i is at depth i after all nodes before it. Kernels run one
+program per row of the batch.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from torch import Tensor
 from .backend import launcher, operator, tl, triton, use_triton
 
 Path = tuple[Tensor, Tensor, Tensor]
-"""[B, D + 1] nodes from the root down, padded; [B] depth of the last one; [B, D + 1] or [B, D + 1, d] the
-value that is decided after each node: that of the node below it, and the next value after the last one."""
-ELEMENTS = 1024  # pairs of nodes that a program looks at together
+"""[B, D + 1] nodes from the root down, padded; [B] depth of the last one; [B, D + 1] or [B, D + 1, d]
+values decided after each node: that of the next node, and the given next value after the last node."""
+ELEMENTS = 1024  # pairs of nodes per step of a program
 
 
 @operator(fake=lambda passes, *_: passes.new_empty(len(passes), dtype=torch.int64))
 def deepest_node(passes: Tensor, ancestors: Tensor | None, depth: Tensor | None) -> Tensor:
-    """Find the deepest node on whose path all nodes pass; the root always does.
+    """Find the deepest node whose whole path passes; the root always passes.
 
     Args:
         passes: [B, n] bool.
-        ancestors: [B, n, n] bool as of `tree_paths`; None for chains.
-        depth: [B, n] int64 likewise.
+        ancestors: [B, n, n] bool from `tree_paths`; None for chains.
+        depth: [B, n] int64 from `tree_paths`; None for chains.
 
     Returns:
-        [B] its index; the lowest among equally deep nodes.
+        [B] index of the node; ties prefer the lower index.
     """
     if use_triton(passes.device):
         return deepest_node_triton(passes, ancestors, depth)
@@ -54,18 +54,18 @@ def path_to(
     next_token: Tensor,
     max_depth: int,
 ) -> Path:
-    """Find the path to one node of each row, and the values that are decided by it.
+    """Find the path to one node of each row, and the values that it decides.
 
     Args:
         tokens: [B, n] int64 ids, or [B, n, d] vectors, of the nodes.
-        ancestors, depth: as of `deepest_node`.
+        ancestors, depth: see `deepest_node`.
         node: [B] int64.
-        next_token: [B] or [B, d] the value after that node.
+        next_token: [B] or [B, d] value after that node.
         max_depth: upper bound D of the depths; n - 1 for chains.
     """
     if use_triton(tokens.device) and tokens.dim() == 2:
         return path_to_triton(tokens, ancestors, depth, node, next_token, max_depth)
-    if not max_depth:  # the root alone, as in every round of plain decoding
+    if not max_depth:  # only the root, as in every round of plain decoding
         return torch.zeros_like(node)[:, None], torch.zeros_like(node), next_token[:, None].clone()
     rows, nodes = tokens.shape[:2]
     index = torch.arange(nodes, device=node.device).repeat(rows, 1)
@@ -73,7 +73,7 @@ def path_to(
         path, accepted, values = index, node.clone(), tokens.roll(-1, 1)
     else:
         accepted = depth.gather(1, node[:, None])[:, 0]
-        # Nodes off the path are sent to a column that is cut off again: static shapes, no loop.
+        # nodes off the path go to an extra column that is dropped: static shapes, no loop
         column = torch.where(_pick(ancestors, node[:, None])[:, 0], depth, max_depth + 1)
         path = node.new_zeros(rows, max_depth + 2).scatter(1, column, index)[:, :-1].contiguous()
         values = _pick(tokens, path).roll(-1, 1)
@@ -91,16 +91,16 @@ def match_path(
     depth: Tensor | None,
     max_depth: int,
 ) -> Path:
-    """Follow the children that equal the target's choice, from the root down: greedy and sample-and-match.
+    """Follow the children that equal the target's choice, from the root down (greedy and sample-and-match).
 
-    Of several such paths (equal siblings) the longest is taken.
+    With equal siblings, the longest such path is taken.
 
     Args:
         tokens: [B, n] int64 ids, or [B, n, d] vectors, of the nodes.
-        choice: the target's own value after each node, likewise.
+        choice: the target's value after each node, of the same shape.
         parents: [B, n] int64 index of each node's parent.
         valid: [B, n] False for nodes that are never accepted.
-        ancestors, depth, max_depth: as of `path_to`.
+        ancestors, depth, max_depth: see `path_to`.
     """
     if use_triton(tokens.device) and tokens.dim() == 2:
         return match_path_triton(tokens, choice, parents, valid, ancestors, depth, max_depth)
@@ -110,7 +110,7 @@ def match_path(
 
 
 def _pick(values: Tensor, index: Tensor) -> Tensor:
-    """Values [B, n, ...] at index [B, m] of each row -> [B, m, ...]."""
+    """Gather values [B, n, ...] at index [B, m] of each row -> [B, m, ...]."""
     return values.gather(1, _widened(index, values))
 
 
@@ -163,11 +163,11 @@ def match_path_triton(
 POINTERS = (
     *("tokens", "choice", "parents", "depth", "node", "passes", "ancestors"),
     *("accepted", "path", "values"),
-)  # of the kernel, in order
+)  # pointer arguments of the kernel, in order
 
 
 def _packed(values: Tensor | None) -> Tensor | None:
-    """Adjacent numbers; booleans as the bytes that they are stored in."""
+    """Make a tensor contiguous; booleans become their bytes."""
     if values is None:
         return None
     return values.contiguous().view(torch.int8) if values.dtype == torch.bool else values.contiguous()
@@ -175,7 +175,7 @@ def _packed(values: Tensor | None) -> Tensor | None:
 
 @launcher
 def _launch(draft: Tensor, max_depth: int, **given: Tensor | None) -> None:
-    """Launch the kernel for drafts of the shape [B, n]; pointers that are not given are None."""
+    """Launch the kernel for drafts of the shape [B, n]; missing pointers are None."""
     rows, nodes = draft.shape
     size = max(16, triton.next_power_of_2(nodes))
     if rows:
@@ -191,12 +191,14 @@ def _launch(draft: Tensor, max_depth: int, **given: Tensor | None) -> None:
 
 @triton.jit
 def _deepest(fails, ancestors_ptr, depth_ptr, row, nodes, NODES: tl.constexpr, BLOCK: tl.constexpr):
-    """The deepest node without a failing one on its path; of a chain where ancestors_ptr is None."""
+    """The deepest node without a failing node on its path; ancestors_ptr is None for chains."""
     index = tl.arange(0, NODES)
     if ancestors_ptr is None:
         node = tl.min(tl.where(fails, index, nodes)) - 1
     else:
-        best = tl.full([], NODES - 1, tl.int32)  # of the root: deeper nodes have larger keys, then lower ones
+        best = tl.full(
+            [], NODES - 1, tl.int32
+        )  # key of the root; deeper nodes, then lower indices, have larger keys
         for start in range(0, nodes, BLOCK):
             below = start + tl.arange(0, BLOCK)
             place = (row * nodes + below)[:, None] * nodes + index[None, :]
@@ -213,13 +215,13 @@ def _deepest(fails, ancestors_ptr, depth_ptr, row, nodes, NODES: tl.constexpr, B
 @triton.jit
 def _path_kernel(
     tokens_ptr,
-    choice_ptr,  # the target's choice after each node; where parents_ptr is None, after `node` alone
-    parents_ptr,  # None where no node is compared with the target's choice
+    choice_ptr,  # the target's choice after each node; only after `node` if parents_ptr is None
+    parents_ptr,  # None if nodes are not compared with the target's choice
     depth_ptr,
-    node_ptr,  # of each row; None where the deepest node is looked for
+    node_ptr,  # node of each row; None to find the deepest
     passes_ptr,
     ancestors_ptr,
-    accepted_ptr,  # depth of the last node; the node itself where path_ptr is None
+    accepted_ptr,  # depth of the last node; the node itself if path_ptr is None
     path_ptr,
     values_ptr,
     nodes,
@@ -267,7 +269,7 @@ def _path_kernel(
             tl.store(path_ptr + depth, index.to(tl.int64), mask=on_path)
             token = tl.load(tokens_ptr + index, mask=within, other=0)
             tl.store(values_ptr + depth - 1, token, mask=on_path & (depth > 0))
-            padding = (step > accepted) & (step < steps)  # as if the root followed
+            padding = (step > accepted) & (step < steps)  # pads with the root
             tl.store(path_ptr + step, tl.zeros([STEPS], tl.int64), mask=padding)
             tl.store(values_ptr + step, tl.zeros([STEPS], tl.int64) + tl.load(tokens_ptr), mask=padding)
         tl.store(values_ptr + accepted, next_token)

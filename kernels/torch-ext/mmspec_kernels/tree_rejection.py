@@ -1,8 +1,8 @@
-"""Rejection down a draft tree, one decision among siblings a level: recursive rejection sampling.
+"""Recursive rejection sampling down a draft tree, with one decision among siblings per level.
 
-The kernel runs one program for each row of the batch. Accepting a child reads two numbers. Refusing one reads
-p and q twice: the sums of what they leave, and then what they leave, divided; that is kept in the output, and
-for draws without replacement in a row of its own.
+The kernel runs one program per row of the batch. Accepting a child reads two numbers. Rejecting a child reads
+p and q twice: for the sum of the residual, and for its normalization. The residual of p is stored in the
+output, and the rest of q, for draws without replacement, in a separate buffer.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from .backend import launcher, operator, tl, triton, use_triton, with_row_stride
 from .chain import normalise, residual
 
 Judge = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""(p [B, V], children [B, K] or -1, u [B, K]) -> (chosen child [B] or -1, what to draw from if none was
-chosen [B, V])."""
-BLOCK = 4096  # tokens that a program holds at once
+"""Function: (p [B, V], children [B, K] or -1, u [B, K]) -> (chosen child [B] or -1, the distribution to draw
+from if none was chosen [B, V])."""
+BLOCK = 4096  # tokens per step of a program
 WARPS = 8
 
 
 def descend(p: Tensor, children: Tensor, u: Tensor, judge: Judge) -> tuple[Tensor, Tensor]:
-    """Walk from the root down, with `judge` choosing among the children of each node on the way.
+    """Walk down from the root; `judge` selects a child of each node on the way.
 
     Args:
         p: [B, n, V] the target's distribution after each node.
-        children: [B, n, K] of each node, -1 where there are fewer.
-        u: [B, D, K] uniforms of each depth and sibling.
+        children: [B, n, K] children of each node, padded with -1.
+        u: [B, D, K] uniforms per depth and sibling.
 
     Returns:
         [B] the last accepted node; [B, V] the distribution of the token after it.
@@ -52,23 +52,23 @@ def descend(p: Tensor, children: Tensor, u: Tensor, judge: Judge) -> tuple[Tenso
 def reject_tree(
     p: Tensor, q: Tensor, tokens: Tensor, children: Tensor, u: Tensor, without_replacement: bool
 ) -> tuple[Tensor, Tensor]:
-    """Try the siblings in the order of their draws, each against what the earlier ones left of p.
+    """Verify siblings in the order of their draws, each against the residual that earlier ones left.
 
-    SpecInfer, 2305.09781; MCSD, 2401.06706. On a rejection p <- norm((p - q)+); siblings drawn without
-    replacement also leave q, q(x) <- 0 renormalised. A candidate to which q gives no mass does not count.
+    SpecInfer, 2305.09781; MCSD, 2401.06706. On a rejection p <- norm((p - q)+); for siblings drawn
+    without replacement also q(x) <- 0, renormalized. Candidates with q(x) = 0 are skipped.
 
     Args:
         p: [B, n, V] the target's distribution after each node.
-        q: [B, n - 1, V] the distribution that each candidate was drawn from; that of the first sibling counts
-            for all.
+        q: [B, n - 1, V] the distribution that each candidate was drawn from; that of the first sibling is
+            used for all.
         tokens: [B, n] int64 ids of the nodes.
-        children: [B, n, K] int64 as of `tree_children`.
+        children: [B, n, K] int64 from `tree_children`.
         u: [B, D, K] uniforms of each depth and sibling.
-        without_replacement: whether siblings were drawn one after another, each removed from q.
+        without_replacement: whether each drawn sibling was removed from q before the next draw.
 
     Returns:
-        [B] the last accepted node; [B, V] the distribution of the token after it: p of that node, less what
-        its refused children took.
+        [B] the last accepted node; [B, V] the distribution of the token after it: p of that node, or the
+        residual after its rejected children.
     """
     if use_triton(p.device) and p.dtype == torch.float32:
         return reject_tree_triton(p, q, tokens, children, u, without_replacement)
@@ -133,7 +133,7 @@ def reject_tree_triton(
 
 @triton.jit
 def _either(fresh_ptr, used_ptr, token, fresh, vocabulary):
-    """Numbers of tokens: from the first row for those below `fresh`, from the second for the others."""
+    """Load from the first row for tokens below `fresh`, and from the second row for the others."""
     number = tl.load(fresh_ptr + token, mask=token < fresh, other=0.0).to(tl.float32)
     mask = (token >= fresh) & (token < vocabulary)
     return number + tl.load(used_ptr + token, mask=mask, other=0.0).to(tl.float32)
@@ -169,14 +169,14 @@ def _reject_kernel(
     index = tl.arange(0, BLOCK)
     tiny = 1.1754943508222875e-38
     node = tl.full([], 0, tl.int64)
-    chosen = tl.full([], 0, tl.int64)  # the child that was accepted last; -1 from where none was
-    refused = tl.full([], 0, tl.int32)  # children of `node`; from the first on, p is in final_ptr
+    chosen = tl.full([], 0, tl.int64)  # the last accepted child; -1 after a level without one
+    refused = tl.full([], 0, tl.int32)  # rejected children of `node`; after the first, p is in final_ptr
     for level in range(levels):
         if chosen >= 0:
             node = chosen
             chosen = tl.full([], -1, tl.int64)
             refused = tl.full([], 0, tl.int32)
-            first = tl.maximum(tl.load(children_ptr + node * siblings) - 1, 0)  # of the candidates
+            first = tl.maximum(tl.load(children_ptr + node * siblings) - 1, 0)  # row of q of the candidates
             here = p_ptr + node * vocabulary
             there = q_ptr + first * vocabulary
             for sibling in range(siblings):
@@ -184,7 +184,7 @@ def _reject_kernel(
                 if (child >= 0) & (chosen < 0):
                     x = tl.load(tokens_ptr + child)
                     u = tl.load(u_ptr + level * siblings + sibling).to(tl.float32)
-                    fresh = tl.where(refused == 0, vocabulary, 0)  # all, or none
+                    fresh = tl.where(refused == 0, vocabulary, 0)  # all tokens or none
                     p_x = _either(here, final_ptr, x, fresh, vocabulary)
                     if WITHOUT_REPLACEMENT:
                         q_x = _either(there, rest_ptr, x, fresh, vocabulary)
@@ -220,7 +220,7 @@ def _reject_kernel(
                             residual = tl.maximum(p - q, 0.0) / tl.maximum(total_p, tiny)
                             tl.store(final_ptr + token, tl.where(total_p > 0, residual, p), mask=inside)
                         refused += 1
-                        tl.debug_barrier()  # other threads read what was written
+                        tl.debug_barrier()  # other threads read the written values
     fresh = tl.where((chosen >= 0) | (refused == 0), vocabulary, 0)
     node = tl.where(chosen >= 0, chosen, node)
     tl.store(node_ptr + row, node)
