@@ -298,5 +298,5 @@ def check_logits(reader: CausalTarget, inputs: Mapping[str, torch.Tensor], argum
     state.close()
     made, logits = reader.head(output.taps[HIDDEN][0][:, -1:]).float(), output.logits.float()
     if (made - logits).abs().max() > NEAR * logits.abs().max():
-        problem = "caps or scales its logits after its output matrix, so that it cannot be distilled here"
+        problem = "caps or scales its logits after its output matrix, which distillation does not support"
         raise UnsupportedModelError(f"{argument}: {type(reader.model).__name__} {problem}")

@@ -29,7 +29,7 @@ class Op(Protocol[P, R_co]):
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # Triton has wheels for Linux only
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Whether kernels run in Triton's interpreter, on CPU tensors. Triton checks this at a kernel's definition."""
+"""Whether kernels run in Triton's interpreter, on CPU tensors. Triton checks it at kernel definition."""
 
 
 class _NoTriton:

@@ -58,9 +58,9 @@ def gated_delta_tree(
         ancestors: [B, n, n] True where node j is node i or one of its ancestors, j <= i.
 
     Returns:
-        Outputs [B, n, heads, d_v]; the normalized keys [B, heads, n, d_k]; u of the rule, [B, heads, n, d_v]; and the
-        log decay G from the committed state to each node, itself included, [B, heads, n]. All have the
-        state's dtype.
+        Outputs [B, n, heads, d_v]; the normalized keys [B, heads, n, d_k]; u of the rule, [B, heads, n, d_v]; and
+        the log decay G from the committed state to each node, inclusive, [B, heads, n]. All have the state's
+        dtype.
     """
     if state.dtype == torch.float32 and v.shape[1] <= MOST_NODES and use_triton(state.device):
         return gated_delta_tree_triton(q, k, v, g, beta, state, ancestors)
