@@ -356,8 +356,8 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-#: Colour and hatching of each promise in the figures, distinguishable with colour-blindness and in grey.
-STYLES = {"exact": ("#2f6fbd", ""), "bounded": ("#e69f00", ""), "approximate or lossy": ("#cc4c02", "////")}
+#: Hatching of each promise in the figures; colours are those of `mmspec bench`.
+STYLES = {"exact": "", "bounded": "", "approximate or lossy": "////"}
 LONGEST = 48  # characters of a label in a figure
 
 
@@ -367,8 +367,10 @@ def draw_figures() -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    from mmspec.evaluation.speed.plots import PROMISE_COLOURS
     from mmspec.plugins import METHODS
 
+    colours = {one: PROMISE_COLOURS[one.split()[0]] for one in STYLES}
     for name in METHODS:
         if (found := compared(name)) is None:
             continue
@@ -376,7 +378,7 @@ def draw_figures() -> None:
         figure = Figure((8, 0.24 * len(rows) + 1.1), layout="constrained")
         axes = figure.subplots()
         for place, row in enumerate(rows):
-            colour, hatch = STYLES[promise(row)]
+            colour, hatch = colours[promise(row)], STYLES[promise(row)]
             own = row["accelerator"].split(":")[0] == name
             length, style = row["acceptance_length"], {"hatch": hatch, "edgecolor": "white", "linewidth": 0}
             axes.barh(place, length, color=to_rgba(colour, 1 if own else 0.35), **style)
@@ -389,7 +391,7 @@ def draw_figures() -> None:
         axes.set_xlabel(f"tokens per forward pass ({subject})", fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         present = [one for one in STYLES if any(promise(row) == one for row in rows)]
-        key = [Patch(fc=STYLES[one][0], hatch=STYLES[one][1], ec="white", label=one) for one in present]
+        key = [Patch(fc=colours[one], hatch=STYLES[one], ec="white", label=one) for one in present]
         figure.legend(handles=key, loc="outside upper right", ncols=len(key), frameon=False, fontsize=8)
         folder = (EXTRAS if (EXTRAS / f"{name}.md").exists() else DOCS / "methods") / "figures"
         folder.mkdir(exist_ok=True)

@@ -261,11 +261,14 @@ def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput]
     """Write one image, or a sheet of several, with one column per accelerator if there are several."""
     from mmspec.scenes.contact_sheet import image_sheet
 
-    images, captions = [], []
+    images, captions, first = [], [], next(iter(drawn.values()))
     for index, title in enumerate(titles):
         for column, (label, output) in enumerate(drawn.items()):
             images.append(output.images[index])
-            words = f"{label}\n" * (len(drawn) > 1) + f"{output.stats.nfe[index]} forward passes"
+            words = f"{output.stats.nfe[index]} forward passes"
+            if len(drawn) > 1:
+                same = column and is_same(output.tokens[index], first.tokens[index])
+                words = f"{label}\n{output.stats.exactness}{', same image' * bool(same)}\n{words}"
             captions.append(words if column else f"{words}\n{title}")
     side = min(max(SMALLEST_SIDE, *images[0].size), LARGEST_SIDE)
     columns = len(drawn) if len(drawn) > 1 else columns

@@ -75,12 +75,6 @@ class Captioning:
             return gr.skip(), talk, transcript(talk.turns)  # the other tab was cleared
         return gr.skip(), Conversation(upload), EMPTY
 
-    def opening(self) -> tuple[str | None, Conversation]:
-        """The first example image and its conversation, for a page that opens."""
-        if not self.pictures:
-            return None, Conversation()
-        return self.pictures[0], Conversation(read_upload("image", {"path": self.pictures[0]}))
-
     def forget(self, talk: Conversation | None) -> tuple[Conversation, str]:
         """Start a new conversation with the same upload."""
         return Conversation(None if talk is None else talk.upload), EMPTY
@@ -138,10 +132,11 @@ class Captioning:
         """Build the page."""
         with page("mmspec: captions") as blocks:
             gr.HTML(heading("Ask about an image", SAID, self.model, toy_note(self.pipe.model, TOY)))
-            talk = gr.State()
+            first = self.pictures[0] if self.pictures else None  # the page opens with it
+            talk = gr.State(Conversation(None if first is None else read_upload("image", {"path": first})))
             with gr.Row():
                 with gr.Column(scale=2, min_width=320):
-                    image, video = self._uploads()
+                    image, video = self._uploads(first)
                     if self.pictures:
                         gr.Examples(self.pictures, image, cache_examples=False, label="Images")
                     question = gr.Textbox(
@@ -171,15 +166,15 @@ class Captioning:
             triggers = ask.click, question.submit
             inputs = [question, racing, tokens, warmth, seed, frames, talk]
             connect(self.stops, triggers, self.answer, inputs, [shown, talk], (ask, stop), [clear])
-            blocks.load(self.opening, None, [image, talk], **QUICK)
             blocks.unload(self.stops.leave)
         return cast(gr.Blocks, blocks)
 
-    def _uploads(self) -> tuple[gr.Image, gr.Video]:
+    def _uploads(self, first: str | None) -> tuple[gr.Image, gr.Video]:
         """Build the tabs for an image and for a video."""
         with gr.Tabs():
             with gr.Tab("Image"):
                 image = gr.Image(
+                    first,
                     type="filepath",
                     image_mode=None,
                     sources=["upload", "clipboard"],

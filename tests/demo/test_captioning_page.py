@@ -53,6 +53,10 @@ def forwards(demo: Captioning, monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
 
 def upload(page: Any, path: Any) -> None:
+    """Replace the image of the page, which opens with an example."""
+    page.wait_for_selector("#image img, #image input[type=file]", state="attached")
+    if page.locator("#image img").count():
+        page.click("#image [aria-label='Remove Image']")
     page.locator("#image input[type=file]").set_input_files(path)
 
 

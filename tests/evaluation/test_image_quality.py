@@ -240,7 +240,7 @@ WRONG = {
         r"sigma \[2\]",
     ),
     "no sigma": ({"mu": np.zeros(2)}, "mu and sigma"),
-    "no numbers": ({"mu": np.array([0.0, np.nan]), "sigma": np.eye(2)}, "finite mu"),
+    "no numbers": ({"mu": np.array([0.0, np.nan]), "sigma": np.eye(2)}, "finite floats mu"),
     "images of floats": ({"arr_0": np.zeros((3, 8, 8, 3))}, r"arr_0 \[3, 8, 8, 3\] of float64"),
     "images with channels first": ({"arr_0": np.zeros((3, 3, 8, 8), np.uint8)}, r"\[n, height, width, 3\]"),
     "pickled objects": ({"mu": np.array([{}]), "sigma": np.eye(1)}, "without pickled objects"),

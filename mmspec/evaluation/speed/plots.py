@@ -170,7 +170,7 @@ STYLE = """
 body { max-width: 70rem; margin: 0 auto; padding: 1rem; } h1 { font-size: 1.2rem; margin: 0; }
 .headline { font-size: 1.7rem; line-height: 1.25; margin: .5rem 0 1.5rem; }
 .headline b { color: var(--accent); }
-dl.settings { display: grid; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)); gap: .5rem 1rem; }
+dl.settings { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5rem, 1fr)); gap: .5rem 1rem; }
 dt { font-size: .8rem; opacity: .75; } dd { margin: 0; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; } pre { overflow-x: auto; line-height: 1.25; font-size: .8rem; }
 table { border-collapse: collapse; font-size: .9rem; font-variant-numeric: tabular-nums; }
