@@ -78,7 +78,7 @@ NUMERIC_PRIVATE = [
 
 def test_private_addresses_are_refused_before_connecting(connections: list[object]) -> None:
     for index, host in enumerate(NUMERIC_PRIVATE):
-        with pytest.raises(MediaError, match=r"private address|download failed \(gaierror\)"):
+        with pytest.raises(MediaError, match=r"private address|cannot be downloaded \(gaierror\)"):
             fetch(f"{('http', 'https')[index % 2]}://{host}:8080/a.png", limits=SHORT)
         assert connections == [], host
 
@@ -86,7 +86,7 @@ def test_private_addresses_are_refused_before_connecting(connections: list[objec
 def test_public_names_at_private_addresses_are_refused(
     monkeypatch: pytest.MonkeyPatch, connections: list[object]
 ) -> None:
-    said = r"^images\[1\]: got 'https://example.test/a.png'; its server is at"
+    said = r"^images\[1\] must be .* its server has a private address; got 'https://example.test/a.png'"
     for addresses in (["10.0.0.1"], [PUBLIC, "10.0.0.1"], ["::ffff:10.0.0.1"], ["fe80::1%eth0"]):
         resolve_to(monkeypatch, addresses)
         with pytest.raises(MediaError, match=said):
@@ -185,21 +185,30 @@ def silent(connection: socket.socket) -> None:
 
 
 MISBEHAVIOUR = {
-    "redirect": (answer(b"", "Location: http://10.0.0.1/", status="302 Found"), "302: redirects are not"),
-    "redirect loop": (answer(b"", "Location: /", status="301 Moved"), "301: redirects are not followed"),
+    "redirect": (
+        answer(b"", "Location: http://10.0.0.1/", status="302 Found"),
+        "(status 302) are not followed",
+    ),
+    "redirect loop": (answer(b"", "Location: /", status="301 Moved"), "(status 301) are not followed"),
     "not found": (answer(b"no", status="404 Not Found"), "status 404"),
     "partial": (answer(b"no", status="206 Partial Content"), "status 206"),
     "endless body": (endless, "at most 100,000 bytes"),
-    "announced large body": (answer(b"", length=10**12), "1,000,000,000,000 bytes; at most 100,000 bytes"),
+    "announced large body": (
+        answer(b"", length=10**12),
+        "at most 100,000 bytes; MediaLimits(max_fetch_bytes",
+    ),
     "shorter than announced": (answer(b"abc", length=50), "ended after 3 of 50 bytes"),
-    "compressed": (answer(gzip.compress(b"0" * 10**6), "Content-Encoding: gzip"), "compressed body"),
+    "compressed": (answer(gzip.compress(b"0" * 10**6), "Content-Encoding: gzip"), "without compression"),
     "slow body": (one_byte_at_a_time(b"HTTP/1.1 200 OK\r\n\r\n"), "at most 0.5 seconds"),
     "slow header": (one_byte_at_a_time(b"HTTP/1.1 200 OK\r\nA: "), "at most 0.5 seconds"),
     "silence": (silent, "at most 0.5 seconds"),
-    "not HTTP": (lambda c: c.sendall(b"SSH-2.0-OpenSSH\r\n"), "download failed"),
-    "closed at once": (lambda c: None, "download failed"),
-    "endless header": (lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nA: " + b"x" * 10**6), "download failed"),
-    "bad chunk": (answer(b"zz\r\n", "Transfer-Encoding: chunked"), "download failed"),
+    "not HTTP": (lambda c: c.sendall(b"SSH-2.0-OpenSSH\r\n"), "cannot be downloaded ("),
+    "closed at once": (lambda c: None, "cannot be downloaded ("),
+    "endless header": (
+        lambda c: c.sendall(b"HTTP/1.1 200 OK\r\nA: " + b"x" * 10**6),
+        "cannot be downloaded (",
+    ),
+    "bad chunk": (answer(b"zz\r\n", "Transfer-Encoding: chunked"), "cannot be downloaded ("),
 }
 
 
@@ -255,5 +264,5 @@ def test_tls_checks_the_name_and_the_signature(
 
 @pytest.mark.usefixtures("local_is_public")
 def test_a_tls_handshake_that_stalls_is_left_in_time() -> None:
-    with server(silent) as port, pytest.raises(MediaError, match="at most 0.5 seconds to connect"):
+    with server(silent) as port, pytest.raises(MediaError, match="a connection within at most 0.5 seconds"):
         fetch(f"https://127.0.0.1:{port}/", limits=SHORT)

@@ -17,8 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mmspec.errors import MediaError
-from mmspec.media import MediaLimits, load_image
+import mmspec
+from mmspec.errors import InputError, MediaError
+from mmspec.media import MediaLimits, image_grid, load_image
 from tests.media.files import encoded, fading_gif, noise
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
@@ -84,7 +85,7 @@ def test_limits_hold_for_base64_buffers_and_dicts() -> None:
     for address in ("http://127.0.0.1/a.png", "http://10.0.0.1/a.png"):
         with pytest.raises(MediaError):
             load_image({"url": address})
-    with pytest.raises(MediaError, match=r"base64 of 40,000,000 characters; at most 20,000,000 bytes"):
+    with pytest.raises(MediaError, match=r"at most 20,000,000 bytes; .*got base64 of 40,000,000 characters"):
         load_image({"base64": "A" * 40_000_000})
 
 
@@ -154,7 +155,7 @@ def test_exif_rotations_are_applied_once(orientation: int) -> None:
 
 
 def test_limits_can_be_raised_and_lowered() -> None:
-    with pytest.raises(MediaError, match=r"8 x 6 pixels; at most 47 pixels; MediaLimits\(max_pixels"):
+    with pytest.raises(MediaError, match=r"at most 47 pixels; MediaLimits\(max_pixels.*8 x 6 pixels"):
         load_image(IMAGE, limits=MediaLimits(max_pixels=47))
     load_image(IMAGE, limits=MediaLimits(max_pixels=48))
     load_image(np.zeros((1, 500)), limits=MediaLimits(max_aspect=500))
@@ -222,3 +223,29 @@ def test_importing_media_imports_no_heavy_library_and_starts_no_thread() -> None
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_image_grid_arranges_images_row_by_row_on_white() -> None:
+    colours = [(200, 0, 0), (0, 200, 0), (0, 0, 200)]
+    images = [Image.new("RGB", (4, 3), colour) for colour in colours]
+    grid = image_grid(images)
+    assert grid.size == (8, 6) and grid.mode == "RGB"
+    assert [grid.getpixel(place) for place in ((0, 0), (4, 0), (0, 3))] == colours
+    assert grid.getpixel((7, 5)) == (255, 255, 255)
+    assert image_grid(images, columns=1).size == (4, 9) and image_grid(images, columns=9).size == (12, 3)
+    assert image_grid([images[0], Image.new("L", (6, 1))]).size == (12, 3)
+    assert mmspec.image_grid is image_grid
+
+
+@pytest.mark.parametrize(
+    ("images", "columns", "expected"),
+    [
+        ([], None, "^images must be a list"),
+        (5, None, "^images must be a list"),
+        ([5], None, r"^images\[0\] must be a PIL image; got 5"),
+        *[([Image.new("L", (1, 1))], columns, "^columns must be a positive integer") for columns in (0, 1.5)],
+    ],
+)
+def test_image_grid_refuses_other_arguments(images: object, columns: object, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        image_grid(images, columns)

@@ -141,12 +141,12 @@ def test_uniform_sampling_agrees_with_transformers() -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"max_pixels": 3071}, "64 x 48 pixels; at most 3,071 pixels"),
-        ({"max_video_seconds": 1}, "a video of 1.1 seconds; at most 1 seconds"),
-        ({"max_video_seconds": 0.01}, "a video of 12 frames; at most 0.01 seconds"),
+        ({"max_pixels": 3071}, "at most 3,071 pixels"),
+        ({"max_video_seconds": 1}, "at most 1 seconds"),
+        ({"max_video_seconds": 0.01}, "at most 0.01 seconds"),
         ({"max_video_bytes": 100}, "at most 100 bytes"),
-        ({"decode_memory_bytes": 150_000_000}, "at most 150,000,000 bytes"),
-        ({"decode_timeout_s": 0.01}, "at most 0.01 seconds to decode one video"),
+        ({"decode_memory_bytes": 150_000_000}, "more than 150,000,000 bytes"),
+        ({"decode_timeout_s": 0.01}, "decoded within at most 0.01 seconds"),
     ],
 )
 def test_every_limit_is_kept_and_named(change: dict[str, Any], expected: str) -> None:
@@ -159,9 +159,17 @@ def test_every_limit_is_kept_and_named(change: dict[str, Any], expected: str) ->
 @pytest.mark.parametrize(
     ("asked", "change", "expected"),
     [
-        ({"fps": 10}, {"max_frames": 11}, "12 frames to take; pass num_frames or a lower fps: at most 11"),
-        ({"num_frames": 12}, {"max_frames": 11}, r"num_frames: got 12; a whole number, 1\.\.11"),
-        ({"num_frames": 12}, {"max_video_pixels": 36_863}, "12 frames of 64 x 48 .* at most 36,863 pixels"),
+        (
+            {"fps": 10},
+            {"max_frames": 11},
+            "at most 11 frames with num_frames or a lower fps; .*got 12 frames",
+        ),
+        ({"num_frames": 12}, {"max_frames": 11}, "^num_frames must be .* at most 11; .*got 12"),
+        (
+            {"num_frames": 12},
+            {"max_video_pixels": 36_863},
+            "at most 36,863 pixels in all; .*got 12 frames of 64 x 48",
+        ),
     ],
 )
 def test_more_frames_than_a_limit_are_refused_if_asked_for(
@@ -170,7 +178,7 @@ def test_more_frames_than_a_limit_are_refused_if_asked_for(
     with pytest.raises(MediaError, match=expected):
         load_video(CLIP, **asked, limits=MediaLimits(**change))
     frames = [noise(8, 6)] * 12
-    with pytest.raises(MediaError, match="12 frames to take; pass num_frames: at most 11") as caught:
+    with pytest.raises(MediaError, match="at most 11 frames with num_frames; .*got 12 frames") as caught:
         load_video(frames, limits=MediaLimits(max_frames=11))
     assert "fps" not in str(caught.value)
 
@@ -198,7 +206,7 @@ def test_a_child_that_misbehaves_is_ended(name: str, monkeypatch: pytest.MonkeyP
         subprocess, "Popen", lambda *given, **how: started.append(popen(*given, **how)) or started[0]
     )
     start = time.monotonic()
-    expected, seconds = ("at most 0.5 seconds", 0.5) if "hangs" in name else ("cannot be decoded", 60)
+    expected, seconds = ("at most 0.5 seconds", 0.5) if "hangs" in name else ("is damaged, truncated", 60)
     with pytest.raises(MediaError, match=expected):
         load_video(CLIP * 100, limits=MediaLimits(decode_timeout_s=seconds))  # more than a pipe holds
     assert time.monotonic() - start < 30

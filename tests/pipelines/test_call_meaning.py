@@ -144,7 +144,7 @@ def test_what_says_nothing_new_is_accelerated(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize("build", [tiny_mistral_sliding, tiny_qwen3_5])
 def test_holes_that_layers_count_are_refused(build: Any) -> None:
     counting = build()
-    with pytest.raises(InputError, match="attention_mask: .*inside of a prompt"):
+    with pytest.raises(InputError, match="attention_mask .*inside a prompt"):
         check_mask(counting, IDS, torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1, 1, 1]]))
     assert check_mask(counting, IDS, torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1, 1, 1]])).sum() == 7
 
@@ -193,7 +193,7 @@ def test_inputs_that_are_prepared_by_somebody_else_are_refused(model: PreTrained
         other.load_state_dict(model.state_dict())
         other.generation_config = model.generation_config
     as_before(made[Harmless], lambda: call_of({}), calls=1)
-    refused(made[Prompted], lambda: call_of({}), "prepare_inputs_for_generation.*leaves")
+    refused(made[Prompted], lambda: call_of({}), "prepare_inputs_for_generation must leave")
 
 
 # Streamers

@@ -82,7 +82,7 @@ def larger(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (odd_names, r"missing keys: .*layers\.1"),
+        (odd_names, r"missing keys.*layers\.1"),
         (infinite, "NaN or infinity in: "),
         (larger, "an adapter for "),
     ],
@@ -164,10 +164,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "other.gguf").write_bytes(b"GGUF and nothing else")
     (tmp_path / "wrong.gguf").write_bytes(b"PK and so on")
     for given, keywords, match in (
-        (tmp_path / "gone.gguf", {}, r"gguf_file must .*other\.gguf, wrong\.gguf; got 'gone\.gguf'"),
-        (tmp_path, {"gguf_file": "gone.gguf"}, r"gguf_file must .*; got 'gone\.gguf'"),
-        (tmp_path / "wrong.gguf", {}, "gguf_file must be a GGUF file, which begins with 'GGUF'"),
-        (tmp_path / "other.gguf", {"gguf_file": "x"}, "gguf_file: got 'x'; nothing"),
+        (tmp_path / "gone.gguf", {}, r"^gguf_file .*other\.gguf, wrong\.gguf; got 'gone\.gguf'"),
+        (tmp_path, {"gguf_file": "gone.gguf"}, r"gguf_file .*got 'gone\.gguf'"),
+        (tmp_path / "wrong.gguf", {}, "^gguf_file .*GGUF file, which begins with its name"),
+        (tmp_path / "other.gguf", {"gguf_file": "x"}, "^gguf_file must be None; .*got 'x'"),
     ):
         with pytest.raises(InputError, match=match):
             MMSpecPipeline.from_pretrained(given, **keywords)
@@ -216,13 +216,13 @@ def test_a_model_in_parts_answers_as_it_does_whole(device_map: dict[str, str], c
 def test_what_needs_a_whole_model_says_so(checkpoints: Path, caplog: pytest.LogCaptureFixture) -> None:
     pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / "llava", device_map={"": "disk"})
     wanted = pipe("describe", **CALL).tokens
-    with pytest.raises(InputError, match="to: got .*offloaded"):
+    with pytest.raises(InputError, match="^to cannot move .*offloaded"):
         pipe.to(torch.bfloat16)
     with caplog.at_level(logging.WARNING, "mmspec"):
         pipe.compile()
     assert "runs uncompiled: parts of it are offloaded" in caplog.text
     assert pipe("describe", **CALL).tokens == wanted
-    with pytest.raises(InputError, match=r"device_map: .* in memory"):
+    with pytest.raises(InputError, match=r"device_map .* in memory"):
         ContinuousImagePipeline.from_pretrained(folder_of("nextstep"), device_map={"": "disk"})
 
 
@@ -250,5 +250,5 @@ def test_weights_stored_in_eight_bits_are_loaded(checkpoints: Path, tmp_path: Pa
         assert pipe.dtype == torch.float32 and len(pipe("red blue", **call).tokens[0]) == 4
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float8_e4m3fn"}))
-    with pytest.raises(CheckpointError, match="float8 weights.*pass dtype=torch.bfloat16"):
+    with pytest.raises(CheckpointError, match="dtype=torch.bfloat16: its weights are in float8"):
         MMSpecPipeline.from_pretrained(folder)

@@ -195,7 +195,7 @@ def test_code_in_a_published_folder_is_not_run(tmp_path: Path) -> None:
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("classes", {"prompt": "a cat"}, "class_labels"),
-    ("words", {"class_labels": [1]}, "conditioned on text"),
+    ("words", {"class_labels": [1]}, "this model needs a text"),
     ("words", {}, "prompt"),
     ("classes", {}, f"0 to {CLASSES - 1}"),
     ("classes", {"class_labels": [CLASSES]}, f"0 to {CLASSES - 1}"),

@@ -170,8 +170,8 @@ def test_a_head_in_a_folder_is_loaded_for_the_model_that_is_decoded(tmp_path: Pa
             assert torch.equal(again, wanted) and by_folder.stats.drafted == by_object.stats.drafted
         model.float()
     for given, match in (
-        ({}, "drafter: got None"),
-        ({"drafter": tmp_path / "heed"}, "drafter: got"),
+        ({}, "drafter .*got None"),
+        ({"drafter": tmp_path / "heed"}, "drafter .*got"),
         ({"drafter": tmp_path / "head", "dept": 2}, "did you mean 'depth'"),
     ):
         with pytest.raises(MMSpecError, match=match):
@@ -199,10 +199,10 @@ def test_rows_of_a_padded_batch_get_their_own_images(build: Any) -> None:
 def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
     drafter: Any
     for name, drafter, match in (
-        ("draft_model", None, "drafter: got None"),
+        ("draft_model", None, "drafter .*got None"),
         ("draft_model", "some/folder", "loaded draft model"),
         ("copi", None, "did you mean 'copy'"),
-        ("copy", model, "has no draft model"),
+        ("copy", model, "uses no draft model"),
     ):
         with pytest.raises(InputError, match=match):
             mmspec.accelerate(name, drafter=drafter)
@@ -212,7 +212,7 @@ def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
     vlm, processor = VISION_LANGUAGE_FAMILIES["llava"]()
     inputs = encode(processor, *[user_message("red", [tiny_image(i)]) for i in range(2)])
     more = {"custom_generate": method("copy"), "max_new_tokens": 4}
-    with pytest.raises(InputError, match="whose placeholders are as many"):
+    with pytest.raises(InputError, match="as many placeholders"):
         wrong = inputs["input_ids"].clone()
         wrong[0, (wrong[0] == vlm.config.image_token_id).nonzero()[0]] = 5
         encoded = vlm.get_image_features(inputs["pixel_values"], return_dict=True)

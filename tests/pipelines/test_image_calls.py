@@ -64,9 +64,14 @@ def test_a_model_that_only_draws_does_not_answer_and_the_reverse(folders: Path, 
     part: dict[str, Any]
     for kind, folder, part, match in (
         (VisionLanguagePipeline, folders / "class", {}, "ImagePipeline"),
-        (ImagePipeline, tmp_path, {}, "model type 'llama' draws no images"),
-        (MMSpecPipeline, tmp_path, {"vq": tmp_path}, "vq: got .*no such part"),
-        (MMSpecPipeline, folders / "class", {"text_encoder": tmp_path}, "text_encoder: got .*no such part"),
+        (ImagePipeline, tmp_path, {}, "model type 'llama' generates no discrete image tokens"),
+        (MMSpecPipeline, tmp_path, {"vq": tmp_path}, "^vq must be None; .*no such part"),
+        (
+            MMSpecPipeline,
+            folders / "class",
+            {"text_encoder": tmp_path},
+            "^text_encoder .*no such part",
+        ),
     ):
         with pytest.raises(MMSpecError, match=match):
             kind.from_pretrained(folder, **part)
@@ -92,7 +97,7 @@ def test_every_output_type_is_the_same_image(classes: Any) -> None:
     assert classes(**asked, return_dict=False)[0][0].tobytes() == output.images[0].tobytes()
     assert output.finish_reasons == ["length", "length"]
     assert output.stats.nfe == [CELLS, CELLS]
-    assert str(output).startswith(f"2 images, {CELLS}.0 target forwards each")
+    assert str(output).startswith(f"2 images of {SIDE}x{SIDE} pixels, {CELLS}.0 forward passes each")
 
 
 def test_seeds_of_a_list_give_what_single_calls_give(captions: Any) -> None:

@@ -51,19 +51,19 @@ def test_a_caption_longer_than_the_text_encoder_reads_is_cut_and_said(
         (fits,) = image_requests(targets["captions"], "a small green star on a", **reader)
         assert not caplog.records
         (cut,) = image_requests(targets["captions"], "A small  green star on a large square", **reader)
-    assert "reads at most 6 tokens" in caplog.text and "'large square'" in caplog.text
+    assert "reads 6 tokens" in caplog.text and "'large square'" in caplog.text
     assert torch.equal(cut.inputs["caption_features"], fits.inputs["caption_features"])
 
 
 def test_parts_that_are_missing_are_named(targets: dict[str, Any], reader: dict[str, Any]) -> None:
     """Other refusals are rows of tests/bad_inputs."""
     for name in reader:
-        with pytest.raises(InputError, match=f"^{name} .*; got None"):
+        with pytest.raises(InputError, match=f"^{name} .*got None"):
             image_requests(targets["captions"], "blue", **{**reader, name: None})
 
 
 WRONG_SIZES = [
-    ("classes", 32, 64, r"64 x 64, which this checkpoint was trained for; got \(32, 64\)"),
+    ("classes", 32, 64, r"64 x 64, .*trained.*\(32, 64\)"),
     ("classes", 128, None, r"\(128, 64\)"),
     ("janus", 64, 32, "64 x 64, the only size that Janus draws"),
     ("anole", None, 64, "32 x 32, the only size"),
@@ -86,7 +86,7 @@ def test_sizes_that_a_model_was_not_made_for_are_refused(targets: dict[str, Any]
 def test_a_family_reads_its_own_tokens_and_negative_prompts_like_prompts(
     targets: dict[str, Any], name: str
 ) -> None:
-    with pytest.raises(InputError, match="tokenizer: got .*that of the model"):
+    with pytest.raises(InputError, match="^tokenizer .*of the model"):
         image_requests(targets[name], "blue", height=None, tokenizer=tiny_tokenizer())
     side = {"emu3": 8, "lumina": 32}.get(name)
     settings: dict[str, Any] = {"height": side, "width": side, "tokenizer": words(name)}

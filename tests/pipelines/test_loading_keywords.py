@@ -36,33 +36,33 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REFUSALS: list[tuple[dict[str, Any], str]] = [
     ({"quantization_config": BitsAndBytesConfig(load_in_8bit=True)}, "bitsandbytes"),
-    ({"load_in_4bit": True}, "quantization_config: .*bitsandbytes"),
-    ({"quantization_config": {"quant_method": "nope"}}, "quantization_config: got"),
-    ({"bnb_4bit_quant_type": "nf4"}, "bnb_4bit_quant_type: .*load_in_4bit=True"),
-    ({"max_memory": {"cpu": "1GiB"}}, "max_memory: .*device_map='auto'"),
-    ({"offload_folder": "x"}, "offload_folder: .*device_map='auto'"),
-    ({"offload_folder": "x", "device_map": {"": "cpu"}}, "offload_folder: got"),
-    ({"low_cpu_mem_usage": True}, "low_cpu_mem_usage: got True; nothing: transformers 5"),
-    ({"ignore_mismatched_sizes": True}, "ignore_mismatched_sizes: got"),
-    ({"weights_only": False}, "weights_only: got False"),
-    ({"use_safetensors": False}, r"^model must .*like \*\.bin"),
-    ({"variant": "fp16"}, r"^model must .*fp16"),
-    ({"gguf_file": "x.gguf"}, "gguf_file must be a file in .*GGUF files there: none; got 'x.gguf'"),
-    ({"subfolder": "x"}, "^model must .*config.json"),
-    ({"min_pixels": 4}, "keyword of loading: got 'min_pixels'; nothing: neither"),
-    ({"max_memry": {}}, "keyword of loading: got 'max_memry'; did you mean 'max_memory'"),
+    ({"load_in_4bit": True}, "quantization_config .*bitsandbytes"),
+    ({"quantization_config": {"quant_method": "nope"}}, "quantization_config .*got"),
+    ({"bnb_4bit_quant_type": "nf4"}, "bnb_4bit_quant_type .*load_in_4bit=True"),
+    ({"max_memory": {"cpu": "1GiB"}}, "max_memory .*device_map='auto'"),
+    ({"offload_folder": "x"}, "offload_folder .*device_map='auto'"),
+    ({"offload_folder": "x", "device_map": {"": "cpu"}}, "offload_folder .*got"),
+    ({"low_cpu_mem_usage": True}, "^low_cpu_mem_usage is not supported; transformers 5 .*got True"),
+    ({"ignore_mismatched_sizes": True}, "ignore_mismatched_sizes .*got"),
+    ({"weights_only": False}, "weights_only .*got False"),
+    ({"use_safetensors": False}, r"model .*like \*\.bin"),
+    ({"variant": "fp16"}, r"model .*fp16"),
+    ({"gguf_file": "x.gguf"}, "^gguf_file .*GGUF files there: none; got 'x.gguf'"),
+    ({"subfolder": "x"}, "model .*config.json"),
+    ({"min_pixels": 4}, "^keyword of loading must be known to the processor.*got 'min_pixels'"),
+    ({"max_memry": {}}, "^keyword of loading must .*did you mean 'max_memory'.*got 'max_memry'"),
     ({"load_in_4bits": True}, "did you mean 'load_in_4bit'"),
-    ({"min_macth": 3}, "option of accelerator 'copy': .*did you mean 'min_match'"),
-    ({"xyzzy": 3}, "option of accelerator 'copy': .*keywords of transformers"),
-    ({"min_match": 0}, "min_match: got 0"),
+    ({"min_macth": 3}, "option of accelerator 'copy' must .*did you mean 'min_match'"),
+    ({"xyzzy": 3}, "option of accelerator 'copy' must .*a keyword of transformers"),
+    ({"min_match": 0}, "min_match .*got 0"),
     ({"acceptance": "typicel"}, "did you mean 'typical'"),
-    ({"acceptance": "typical", "epsilon": 3}, "epsilon: got 3"),
-    ({"length": "x"}, "length: got"),
+    ({"acceptance": "typical", "epsilon": 3}, "epsilon .*got 3"),
+    ({"length": "x"}, "length .*got"),
     ({"accelerator": "none", "num_draft_tokens": 3}, "option of accelerator 'none'"),
-    ({"drafter": "x"}, "drafter: got 'x'; nothing"),
-    ({"accelerator": "eagle"}, "drafter: got None"),
+    ({"drafter": "x"}, "^drafter must be None; .*got 'x'"),
+    ({"accelerator": "eagle"}, "drafter .*got None"),
     ({"accelerator": "auto", "batch_sise": 2}, "did you mean 'batch_size'"),
-    ({"accelerator": "auto", "batch_size": 0}, "batch_size: got 0"),
+    ({"accelerator": "auto", "batch_size": 0}, "batch_size .*got 0"),
 ]
 
 
@@ -81,11 +81,11 @@ def test_options_of_what_drafts_are_refused_before_the_target_is_read(
     drafters = {"medusa": tmp_path, "draft_model": checkpoints / "draft"}
     options: dict[str, Any]
     for name, options, match in (
-        ("draft_model", {"num_draft_tokens": -1}, "num_draft_tokens: got -1"),
-        ("draft_model", {"sampling": "x"}, "sampling: got 'x'"),
+        ("draft_model", {"num_draft_tokens": -1}, "num_draft_tokens .*got -1"),
+        ("draft_model", {"sampling": "x"}, "sampling .*got 'x'"),
         ("draft_model", {"top_k": 3}, "option of accelerator 'draft_model'"),
-        ("medusa", {"depth": 0}, "depth: got 0"),
-        ("medusa", {"tree": "x"}, "tree: got 'x'"),
+        ("medusa", {"depth": 0}, "depth .*got 0"),
+        ("medusa", {"tree": "x"}, "tree .*got 'x'"),
         ("medusa", {"widht": 0}, "option of accelerator 'medusa'"),
     ):
         with pytest.raises(InputError, match=match):
@@ -105,7 +105,7 @@ def test_keywords_reach_model_processor_and_config(checkpoints: Path, tmp_path: 
     assert pipe.accelerator.drafter.min_match == 1
     own = AutoConfig.from_pretrained(checkpoints / "text", rms_norm_eps=0.25)
     assert MMSpecPipeline.from_pretrained(checkpoints / "text", config=own).model.config.rms_norm_eps == 0.25
-    with pytest.raises(InputError, match=r"rms_norm_eps: got 0\.5; nothing beside config"):
+    with pytest.raises(InputError, match=r"^rms_norm_eps cannot be combined with config.*got 0\.5"):
         MMSpecPipeline.from_pretrained(checkpoints / "text", config=own, rms_norm_eps=0.5)
     (tmp_path / "outer").mkdir()
     shutil.copytree(checkpoints / "text", tmp_path / "outer" / "inner")
@@ -177,7 +177,7 @@ def test_an_accelerator_is_written_with_its_options_wherever_it_is_named(checkpo
     mmspec.disable(model)
     for one in (pipe.set_accelerator, mmspec.accelerate, lambda *a, **k: mmspec.enable(model, *a, **k)):
         for accelerator, options, match in (
-            ("copy:top_k=2", {"top_k": 2}, "top_k: got 2; nothing: it is part of accelerator 'copy:top_k=2'"),
+            ("copy:top_k=2", {"top_k": 2}, "^top_k is given twice; accelerator 'copy:top_k=2' .*got 2"),
             ("copy:topk=2", {}, "did you mean 'top_k'"),
             ("copi:top_k=2", {}, "did you mean 'copy'"),
             ("copy:top_k", {}, "options as name=value"),

@@ -178,9 +178,9 @@ def test_a_refused_request_leaves_the_others_alone(text: VisionLanguagePipeline)
             batch.enter("What?", temperature=-1.0)
         with pytest.raises(InputError, match="streamer"):
             batch.enter("What?", streamer=object())
-        with pytest.raises(InputError, match="rows: got 2"):
+        with pytest.raises(InputError, match="rows .*got 2"):
             batch.enter(["What?", "Who?"])
-        with pytest.raises(NoRoomError, match="1 rows are wanted, 0 are free"):
+        with pytest.raises(NoRoomError, match="0 rows are free, 1 are needed"):
             batch.enter("What?")
         with pytest.raises(PipelineBusyError):
             text("What?")
@@ -212,8 +212,8 @@ def test_an_error_of_one_request_ends_it_alone(text: VisionLanguagePipeline) -> 
 
 def test_rows_that_stay_together_are_refused(text: VisionLanguagePipeline, drawing: ImagePipeline) -> None:
     drawing.set_accelerator("zipar")
-    with pytest.raises(InputError, match="zipar.*stay together"):
+    with pytest.raises(InputError, match="stay together.*zipar"):
         drawing.running_batch()
     drawing.set_accelerator("sjd")
-    with pytest.raises(InputError, match="rows: got 0"):
+    with pytest.raises(InputError, match="rows .*got 0"):
         drawing.running_batch(0)

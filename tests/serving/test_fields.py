@@ -92,18 +92,18 @@ def test_a_field_inside_a_message_is_named_by_its_path(server):
     for content, path in PATHS:
         status, got = answer(server, messages=[ASKED, {"role": "assistant"}, {**ASKED, "content": content}])
         assert (status, got["error"]["param"]) == (400, f"messages[2].{path}")
-        assert got["error"]["message"].startswith(f"messages[2].{path}: ")
+        assert got["error"]["message"].startswith(f"messages[2].{path}")
 
 
 def test_the_arguments_of_a_pipeline_are_named_as_the_request_names_them(server):
     for field in ("max_tokens", "max_completion_tokens"):
         status, got = answer(server, **{"max_tokens": None, field: 3000})
         assert (status, got["error"]["param"]) == (400, field)
-        assert got["error"]["message"].startswith(f"{field}: got 3000")
+        assert got["error"]["message"].startswith(f"{field} must be at most ")
     status, got = answer(server, "/v1/images/generations", messages=None, max_tokens=None, prompt="\0")
     assert (status, got["error"]["param"]) == (400, "prompt")
     status, got = answer(server, messages=[ASKED, {"role": "user", "content": "a\0"}])
-    assert got["error"]["message"].startswith("messages[1]: got 'a\\x00'")
+    assert got["error"]["message"].startswith("messages[1] must not contain NUL")
 
 
 def test_fields_of_vllm_act(server):
