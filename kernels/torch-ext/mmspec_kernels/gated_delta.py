@@ -58,7 +58,7 @@ def gated_delta_tree(
         ancestors: [B, n, n] True where node j is node i or one of its ancestors, j <= i.
 
     Returns:
-        Outputs [B, n, heads, d_v]; the normalized keys [B, heads, n, d_k]; u of the rule, [B, heads, n, d_v]; and
+        Outputs [B, n, heads, d_v]; normalized keys [B, heads, n, d_k]; u of the rule, [B, heads, n, d_v]; and
         the log decay G from the committed state to each node, inclusive, [B, heads, n]. All have the state's
         dtype.
     """
