@@ -78,7 +78,7 @@ ROWS = {
         ("evaluate images --folder nowhere", "FileNotFoundError"),
         ("evaluate images {class} --device nothing", "a device that works here"),
         ("evaluate images --folder . --accelerator sjd", "either a folder, or a model"),
-        ("evaluate images {class} --metrics fid --n 100", "at least 129 images, not 100"),
+        ("evaluate images {class} --metrics fid --n 100", "at least 129 images (there are 100)"),
         ("evaluate images {class} --out .", "a new or empty folder"),
     ],
     "scores of answers": [
