@@ -41,6 +41,6 @@ def test_a_masked_model_is_compared_with_one_place_a_forward(run, run_json, tmp_
     assert report["notes"] == ["exact refers to one place per forward pass, the most confident first"]
     lossy = run("check", folder, *asked, "--accelerator", "low_confidence:places_per_step=2")
     assert lossy.exit_code == 1
-    assert "lossy by its own account" in lossy.output and "no draft token" not in lossy.output
+    assert "is declared lossy" in lossy.output and "no draft token" not in lossy.output
     with pytest.raises(InputError, match="no next token to draft"):
         run("check", folder, *asked, "--accelerator", "copy")
