@@ -145,7 +145,9 @@ def test_a_folder_that_holds_something_is_kept_and_a_full_disk_leaves_nothing_be
 def test_another_tokenizer_is_refused_with_the_overlap(
     text: VisionLanguagePipeline, checkpoints: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=r"^drafter must use the target's tokenizer; \d+% of the target's \d+"):
+    with pytest.raises(
+        CheckpointError, match=r"^drafter must use the target's tokenizer; \d+% of the target's \d+"
+    ):
         text.set_accelerator("draft_model", drafter=checkpoints / "bytes")
 
 
