@@ -73,7 +73,7 @@ def test_published_heads_that_are_not_whole_are_refused(tmp_path: Path) -> None:
         ({"other": torch.ones(2)}, "unknown keys: other"),
         ({"2.2.weight": torch.ones(WORDS + 1, WIDTH)}, r"lm_heads\.2"),
         ({"0.1.linear.weight": torch.ones(WIDTH, 4)}, r"blocks\.0\.1"),
-        (dict.fromkeys(published()), "holds nothing"),
+        (dict.fromkeys(published()), "must hold tensors"),
     ]
     for changes, named in cases:
         torch.save(changed(published(), changes), tmp_path / "medusa_lm_head.pt")
