@@ -40,7 +40,7 @@ def test_doctor_names_what_is_here_and_what_is_not(run, run_json, monkeypatch):
     [
         ("", "torch", "Triton has no kernels for cpu"),
         ("triton", "triton", "MMSPEC_BACKEND=triton, interpreted"),
-        ("cuda", "none", "'cuda'; allowed: torch, triton"),
+        ("cuda", "none", "must be torch or triton; got 'cuda'"),
     ],
 )
 def test_doctor_says_what_every_kernel_runs_as_and_why(run_json, monkeypatch, backend, runs_as, reason):
@@ -77,7 +77,7 @@ def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
     shown = run("doctor", tmp_path / "hybrid").stdout
     assert "3 Qwen3_5GatedDeltaNet" in shown and "in closed form" in shown
     result = run("doctor", tmp_path / "refused")
-    assert result.exit_code == 1 and "layer 0 (linear_attention)" in result.stdout
+    assert result.exit_code == 1 and "(linear_attention)" in result.stdout
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="a folder"):
             run("doctor", folder)

@@ -63,10 +63,10 @@ ROWS = {
         ("generate --model {five} --out . --class 1", "must be an image file"),
         ("generate --model {five} --window 8 --class 9 --out {tmp}/a.png", "class_labels[0]"),
         ("generate --model {five} --window 8 a --out {tmp}/a.png", "class_labels"),
-        ("generate --model {five} --window 8 a --class 1 --out {tmp}/a.png", "not both"),
+        ("generate --model {five} --window 8 a --class 1 --out {tmp}/a.png", "cannot be combined"),
         ("generate --model {five} --window 8 --class 1 --top-p 2 --out {tmp}/a.png", "top_p"),
         ("generate --model {five} --window 8 --class 1 --height 7 --out {tmp}/a.png", "height, width"),
-        ("generate --model {tiny} red --out {tmp}/a.png", "draws no images"),
+        ("generate --model {tiny} red --out {tmp}/a.png", "generates no discrete image tokens"),
         ("generate --model {nextstep} red --top-k 5 --steps 3 --out {tmp}/a.png", "top_k"),
     ],
     "scores of images": [

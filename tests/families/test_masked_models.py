@@ -229,7 +229,7 @@ def test_criteria_of_several_rows_and_masks_in_a_prompt_are_refused(pipe: Any) -
 
 def test_what_needs_a_next_token_is_refused(folders: Path) -> None:
     text: Any = MMSpecPipeline.from_pretrained(folders / "llada")
-    with pytest.raises(InputError, match="does not take images"):
+    with pytest.raises(InputError, match="does not accept images"):
         text(PROMPTS[0], images=tiny_images()[0])
     for name in ("copy", "sjd"):
         with pytest.raises(InputError, match="no next token to draft"):

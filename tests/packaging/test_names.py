@@ -21,6 +21,7 @@ DEFAULTS = {
     "mmspec.cli.train": {"eagle"},  # of the option, as its help says
     "mmspec.demo.drawing": {"lpd", "maskgit"},  # what the page offers
     "mmspec.demo.image_generation": {"sjd", "gsd", "lantern", "zipar", "shared_noise", "masked", "maskgit"},
+    "mmspec.evaluation.recommendation": {"copy", "mtp", "sjd"},  # what `mmspec doctor MODEL` recommends
     "mmspec.pipelines.base": {"copy", "self_speculation", "draft_model"},  # of the constructor; of a drafter
     "mmspec.pipelines.custom_generate": {"copy"},  # of `accelerate`
     "mmspec.pipelines.image_tokens": {"sjd", "draft_model"},  # of the constructor; refused by name
