@@ -156,7 +156,7 @@ def test_a_conversion_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
     torch.save(transformer_state(**CLASSES), tmp_path / "tiny.pt")
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("mine")
-    with pytest.raises(InputError, match="new or empty"):
+    with pytest.raises(InputError, match="new or an empty"):
         convert_checkpoint(tmp_path / "tiny.pt", tmp_path / "out", **SETTINGS)
     assert os.listdir(tmp_path / "out") == ["mine.txt"]
 

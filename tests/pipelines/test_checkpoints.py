@@ -166,7 +166,7 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyte
     for given, keywords, match in (
         (tmp_path / "gone.gguf", {}, r"^gguf_file .*other\.gguf, wrong\.gguf; got 'gone\.gguf'"),
         (tmp_path, {"gguf_file": "gone.gguf"}, r"gguf_file .*got 'gone\.gguf'"),
-        (tmp_path / "wrong.gguf", {}, "^gguf_file .*GGUF file, which begins with its name"),
+        (tmp_path / "wrong.gguf", {}, "^gguf_file .*GGUF file, which begins with 'GGUF'"),
         (tmp_path / "other.gguf", {"gguf_file": "x"}, "^gguf_file must be None; .*got 'x'"),
     ):
         with pytest.raises(InputError, match=match):
@@ -250,5 +250,5 @@ def test_weights_stored_in_eight_bits_are_loaded(checkpoints: Path, tmp_path: Pa
         assert pipe.dtype == torch.float32 and len(pipe("red blue", **call).tokens[0]) == 4
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "dtype": "float8_e4m3fn"}))
-    with pytest.raises(CheckpointError, match="dtype=torch.bfloat16: its weights are in float8"):
+    with pytest.raises(CheckpointError, match="float8 weights.*pass dtype=torch.bfloat16"):
         MMSpecPipeline.from_pretrained(folder)
