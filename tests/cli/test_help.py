@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+from tests.packaging.source_tree import ROOT
+
 COMMANDS = [
     "caption",
     "chat",
@@ -56,6 +58,39 @@ def examples_of(command):
         yield from (line for line in lines if line.startswith("mmspec "))
 
 
+def commands_of_pages():
+    """The lines of Bash in README and docs that run mmspec, with their continuations joined."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        if "notes" in page.parts:
+            continue
+        for block in re.findall(r"```(?:bash|sh)\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if line.strip().startswith("mmspec "):
+                    yield line.strip()
+
+
+def check_example(example):
+    from typer.main import get_command
+
+    from mmspec.cli.application import app
+
+    command, words = get_command(app), shlex.split(re.split(r" [>|&] ?", example)[0], comments=True)[1:]
+    while hasattr(command, "commands"):
+        if words and words[0].startswith("-"):
+            return
+        named = words[0] in command.commands
+        command = command.commands[words[0] if named else next(iter(command.commands))]
+        words = words[named:]
+    known = {
+        option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    known.add("--help")
+    options = {word.partition("=")[0] for word in words if word.startswith("--")}
+    assert options <= known, example
+    for word in words:
+        assert not word.startswith("assets/") or Path(word).exists(), example
+
+
 def test_examples_name_commands_options_and_files_that_there_are():
     from typer.main import get_command
 
@@ -64,12 +99,11 @@ def test_examples_name_commands_options_and_files_that_there_are():
     examples = list(examples_of(get_command(app)))
     assert len(examples) > 40
     for example in examples:
-        command, words = get_command(app), shlex.split(example.split(" > ")[0])[1:]
-        while hasattr(command, "commands"):
-            named = words[0] in command.commands
-            command = command.commands[words[0] if named else next(iter(command.commands))]
-            words = words[named:]
-        known = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in words if word.startswith("--")} <= known, example
-        for word in words:
-            assert not word.startswith("assets/") or Path(word).exists(), word
+        check_example(example)
+
+
+def test_commands_of_pages_name_commands_options_and_files_that_there_are():
+    examples = list(commands_of_pages())
+    assert len(examples) > 80
+    for example in examples:
+        check_example(example)
