@@ -67,7 +67,7 @@ WIDTH = 900
 IMAGE = 288
 MARGIN = 24
 LINE_HEIGHT = 26
-DRAFTED, OWN = "#1a7f37", "#d1242f"
+DRAFTED, OWN = "#0072B2", "#D55E00"  # blue and vermilion of Okabe and Ito, distinct to colour-blind readers
 
 
 def check_plot(path: str | Path) -> Path:
