@@ -8,7 +8,7 @@ from typing import Any
 from mmspec.models.drafters_file import OwnDrafters, read_drafters
 from mmspec.plugins import HEADS, METHODS
 
-__all__ = ["examine_models", "find_assets", "own_drafters", "reference_models"]
+__all__ = ["examine_models", "find_assets", "own_drafters", "reference_models", "shown_path"]
 
 MODELS = {  # name -> its role, and the command that trains it
     "scenes-llava": ("vision-language", "python -m reference train vlm"),
@@ -83,3 +83,9 @@ def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
     if size < 1_000:  # a Git LFS pointer has 130 bytes
         return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
     return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.3g} MB"}
+
+
+def shown_path(folder: str | Path) -> str:
+    """Return a folder relative to the working directory if it is inside, and a hub id unchanged."""
+    here, path = Path.cwd(), Path(folder)
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(folder)

@@ -65,10 +65,10 @@ def reference_model(name: str = REFERENCE) -> str:
     Raises:
         InputError: it is not installed.
     """
-    from mmspec.assets import find_assets, reference_models
+    from mmspec.assets import find_assets, reference_models, shown_path
 
     if (folder := reference_models().get(name)) is not None:
-        return _shown(folder)
+        return shown_path(folder)
     assets = find_assets()
     where = "there is no assets/ folder beside the package" if assets is None else f"it is not in {assets}"
     rule = (
@@ -82,7 +82,7 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
     from mmspec import assets
 
     return {
-        label: AcceleratorChoice(label, one.accelerator, {"drafter": _shown(one.folder)})
+        label: AcceleratorChoice(label, one.accelerator, {"drafter": assets.shown_path(one.folder)})
         for label, one in assets.own_drafters(model).entries.items()
         if one.folder is not None
     }
@@ -93,6 +93,7 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
 
     The choice's own option comes first, then `--drafter`, then `drafters.json` in the model's folder.
     """
+    from mmspec.assets import shown_path
     from mmspec.pipelines.drafter import find_drafter
 
     if (method := choice.method) is None:
@@ -101,7 +102,7 @@ def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> 
     found = find_drafter(choice.name, named, folder=model, checkpoint=model, argument="--drafter")
     if found is None:
         return choice
-    source = named if named is not None else _shown(str(found))
+    source = named if named is not None else shown_path(str(found))
     return replace(choice, options={**choice.options, "drafter": source})
 
 
@@ -205,12 +206,6 @@ def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeli
     if isinstance(pipe, ImageGenerationPipeline):
         pipe.set_progress_bar_config(disable=True)  # commands show their own
     return cast(Pipeline, pipe)
-
-
-def _shown(folder: str | Path) -> str:
-    """A path relative to the current folder if it is inside, so that reports do not depend on the machine."""
-    here, path = Path.cwd(), Path(folder)
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(folder)
 
 
 def _is_reference(model: str) -> bool:

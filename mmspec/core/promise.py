@@ -9,7 +9,7 @@ __all__ = ["Level", "Promise"]
 
 
 class Level(StrEnum):
-    """How close the output distribution is to the reference distribution."""
+    """Closeness of the output distribution to the reference distribution."""
 
     EXACT = "exact"
     """The output distribution equals the reference distribution."""
@@ -23,7 +23,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Promise:
-    """How close a decoder's output distribution is to the reference distribution.
+    """Closeness of a decoder's output distribution to the reference distribution.
 
     Attributes:
         level: kind of promise.

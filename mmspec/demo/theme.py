@@ -44,7 +44,7 @@ def heading(name: str, said: str, model: str, note: str = "") -> str:
 
 
 def toy_note(model: Any, scope: str) -> str:
-    """What a reference model was trained on, ending with `scope`; "" for any other model."""
+    """Description of a reference model's training data, ending with `scope`; "" for any other model."""
     folder = Path(str(getattr(model.config, "_name_or_path", ""))).absolute()
     if folder not in (path.absolute() for path in reference_models().values()):
         return ""

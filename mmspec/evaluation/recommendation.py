@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.accelerators import promise_of
-from mmspec.assets import own_drafters
+from mmspec.assets import own_drafters, shown_path
 from mmspec.open_types import Json
 from mmspec.plugins import METHODS, family_of, load
 
@@ -60,7 +60,7 @@ def recommend(source: str, config: Any) -> Recommendation:
         label = own.default or next(iter(own.entries))
         one = own.entries[label]
         reason = f"{own.path.name} in the model's folder names this drafter"
-        drafter = None if one.folder is None else _shown(one.folder)
+        drafter = None if one.folder is None else shown_path(one.folder)
         return _checked(source, one.accelerator, drafter, reason)
     if heads := published_heads(source):
         first, *others = heads
@@ -95,8 +95,3 @@ def _checked(
     named = "" if drafter is None else f" --drafter {drafter}"
     command = f"mmspec check {source} --accelerator {accelerator}{named}"
     return Recommendation(accelerator, drafter, reason, command, others)
-
-
-def _shown(folder: Path) -> str:
-    here = Path.cwd()
-    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)

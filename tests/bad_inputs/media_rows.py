@@ -113,7 +113,7 @@ IMAGES = [
     image(5, "30,000 x 30,000", files.png_header(30000, 30000), "30,000 x 30,000", SIZES),
     image(5, "GIF screen", files.gif_screen(65535, 65535), "65,535 x 65,535", SIZES),
     image(5, "BMP of negative width", files.bmp_header(-8, 8), "x 8 pixels"),
-    image(6, "200,000 x 1", encoded(Image.new("1", (200000, 1)), "PNG"), "200,000 x 1", "ratio of at most",
+    image(6, "200,000 x 1", encoded(Image.new("1", (200000, 1)), "PNG"), "200,000 x 1", "at most 200",
           "max_aspect"),
     image(6, "2 x 500", encoded(Image.new("L", (2, 500)), "BMP"), "2 x 500", "max_aspect"),
     image(9, "floats in 0..255", np.full((2, 2), 200.0), "200..200", "floats in 0..1"),

@@ -77,7 +77,7 @@ def test_doctor_looks_at_a_model_by_its_config(run, run_json, tmp_path):
     shown = run("doctor", tmp_path / "hybrid").stdout
     assert "3 Qwen3_5GatedDeltaNet" in shown and "in closed form" in shown
     result = run("doctor", tmp_path / "refused")
-    assert result.exit_code == 1 and "(linear_attention)" in result.stdout
+    assert result.exit_code == 1 and "layer 0 of MiniMaxForCausalLM (linear_attention)" in result.stdout
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(CheckpointError, match="a folder"):
             run("doctor", folder)

@@ -78,7 +78,7 @@ ROWS = {
         ("evaluate images --folder nowhere", "FileNotFoundError"),
         ("evaluate images {class} --device nothing", "must be a device that works"),
         ("evaluate images --folder . --accelerator sjd", "cannot be combined with a model"),
-        ("evaluate images {class} --metrics fid --n 100", "at least 129 images"),
+        ("evaluate images {class} --metrics fid --n 100", "at least 129 images (there are 100)"),
         ("evaluate images {class} --out .", "must be a new or empty folder"),
     ],
     "scores of answers": [

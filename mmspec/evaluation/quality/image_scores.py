@@ -69,7 +69,7 @@ def chosen_metrics(names: str | None) -> tuple[list[str], bool]:
 def missing_for(
     metric: str, count: int, network: FeatureNetwork, *, has_reference: bool, prompts: Sequence[str] | None
 ) -> str | None:
-    """What a metric lacks, checked before any image is drawn or read; None if it can be computed."""
+    """Describe what a metric lacks, before any image is drawn or read; None if it can be computed."""
     if metric in DISTANCES and not has_reference:
         return "a reference (--against)"
     least = {"fid": network.width + 1, "precision_recall": 12, "density_coverage": 12}.get(metric, 3)
