@@ -1,0 +1,161 @@
+"""Count the kernel launches of decoding rounds, on a simulated GPU.
+
+    python -m benchmarks.launches            # a table of all scenarios
+    python -m benchmarks.launches --json     # one JSON object
+
+Models are tiny and random: the number of launches depends on the layers, not on their sizes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from statistics import median
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from benchmarks.gpu.rounds import RoundShape, random_requests
+from benchmarks.simulated_gpu import Counts, SimulatedGPU
+from mmspec.accelerator import Accelerator, pair
+from mmspec.accelerators import make
+from mmspec.core.canvas import Stopping
+from mmspec.core.plain import NoDrafter
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.families.llamagen.configuration import LlamaGenConfig
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
+from mmspec.families.llamagen.target import LlamaGenTarget
+from mmspec.heads.feature_session import read_nodes
+from mmspec.methods.eagle3.drafter import Eagle3Drafter
+from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
+from mmspec.plugins import METHODS
+from mmspec.targets.causal import CausalTarget
+from mmspec.targets.steps import CapturedForward
+
+__all__ = ["SCENARIOS", "Scenario", "count_rounds"]
+
+WARM_UP, ROUNDS = 8, 8
+LAYERS = 4
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A batch that is decoded.
+
+    Attributes:
+        target: makes the target.
+        accelerator: makes the accelerator of a target.
+        rows: number of requests.
+        context: tokens of each prompt.
+        sampler: its settings.
+    """
+
+    target: Callable[[], CausalTarget]
+    accelerator: Callable[[CausalTarget], Accelerator]
+    rows: int = 1
+    context: int = 40
+    sampler: Sampler = field(default_factory=Sampler)
+
+
+def llama() -> CausalTarget:
+    """A Llama with 4 layers and two queries for each key head."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=2048))
+    return CausalTarget(model.eval().requires_grad_(False))
+
+
+def llamagen() -> CausalTarget:
+    """A LlamaGen of classes with 4 layers."""
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
+    config = LlamaGenConfig(grid_size=24, vocab_size=64, **sizes)
+    return LlamaGenTarget(LlamaGenForCausalLM(config).eval().requires_grad_(False))
+
+
+def plain(target: CausalTarget) -> Accelerator:
+    return pair("none", NoDrafter()).fit(target)
+
+
+def eagle3(target: CausalTarget) -> Accelerator:
+    """A random EAGLE-3 head with its usual tree of 59 candidates."""
+    torch.manual_seed(1)
+    head = Eagle3Head(Eagle3Config.for_target(target.config, target.vocabulary)).eval().requires_grad_(False)
+    drafter = Eagle3Drafter(head, num_draft_tokens=59, depth=6, top_k=10)
+    drafter.steps = CapturedForward(head, partial(read_nodes, head))
+    return pair("eagle3", drafter).fit(target)
+
+
+def sjd(target: CausalTarget) -> Accelerator:
+    return make(METHODS["sjd"], window=32).fit(target)
+
+
+PENALTY = LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.05)])
+SCENARIOS: dict[str, Scenario] = {
+    "none, 8 rows": Scenario(llama, plain, rows=8),
+    "EAGLE-3, 59 nodes": Scenario(llama, eagle3),
+    "EAGLE-3, 59 nodes, repetition_penalty": Scenario(llama, eagle3, sampler=Sampler(processors=[PENALTY])),
+    "sjd, 32 nodes": Scenario(llamagen, sjd, context=1, sampler=Sampler(1.0, guidance_scale=4.0)),
+}
+
+
+def count_rounds(scenario: Scenario, gpu: SimulatedGPU, compiled: bool = True) -> Iterator[Counts]:
+    """Decode a batch on a simulated GPU, and yield the counts of each round; the first is the prefill's."""
+    target = scenario.target()
+    if compiled:
+        target.steps = CapturedForward(target.model, target.forward)
+    accelerator = scenario.accelerator(target)
+    requests = random_requests(target, RoundShape(scenario.rows, 1, scenario.context))
+    random = RandomStream.from_seed(0, scenario.rows, target.device)
+    gpu.take()
+    most = min(400, getattr(target.grid, "length", 400))
+    call = accelerator.call(target, scenario.sampler, requests, Stopping(most), random)
+    for _ in call.rounds():
+        yield gpu.take()
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    eager: Annotated[bool, typer.Option(help="Count without compiled steps.")] = False,
+    show: Annotated[bool, typer.Option(help="List the operators outside graphs.")] = False,
+) -> None:
+    """Count the kernel launches of decoding rounds, on a simulated GPU."""
+    rows: dict[str, dict[str, float]] = {}
+    table = Table("round", "kernels", "outside graphs", "copies", "reads", "captures")
+    for name, scenario in SCENARIOS.items():
+        with SimulatedGPU() as gpu:
+            rounds = list(islice(count_rounds(scenario, gpu, not eager), WARM_UP + ROUNDS))
+        timed = rounds[WARM_UP:]
+        row = {
+            "round": median(each.total for each in timed),
+            "outside_graphs": median(each.outside_graphs for each in timed),
+            "copies": median(each.copies for each in timed),
+            "reads": median(each.reads for each in timed),
+            "captures": sum(each.captures for each in rounds),
+        }
+        rows[name] = row
+        table.add_row(name, *(f"{value:g}" for value in row.values()))
+        if show:
+            Console().print(name, timed[-1].launches.most_common())
+    if as_json:
+        print(json.dumps(rows, indent=1))
+    else:
+        Console().print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
