@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
