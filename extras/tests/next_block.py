@@ -8,7 +8,7 @@ from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM
 
 
 def next_block_model(par: Any, frames: int = 1) -> NBPForCausalLM:
-    """Return a model of clips with the weights of a PAR; its block size is the number of the PAR's regions."""
+    """Return a model of clips with a PAR's weights; a block has as many tokens as the PAR has regions."""
     shape = par.config.to_dict()
     block_size = shape.pop("regions")
     for name in ("model_type", "architectures"):

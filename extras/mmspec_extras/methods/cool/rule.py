@@ -25,7 +25,7 @@ class Cool(RelaxedSampling):
 
     Args:
         omega: factor at place 0 if mu is 0 (delta in the paper); 1 is the exact rule.
-        nu: how fast the factor falls; 0 relaxes all places alike. The paper uses 0.7 for chains of a few
+        nu: rate at which the factor falls; 0 relaxes all places alike. The paper uses 0.7 for chains of a few
             tokens.
         mu: decrease of the exponent at all places.
 

@@ -62,7 +62,7 @@ def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -
     Returns:
         The exit and the length; the length is 0 if no draft is better than plain rounds.
     """
-    choices = [(exit, length) for length in range(most + 1) for exit in rates]  # of equals the shortest
+    choices = [(exit, length) for length in range(most + 1) for exit in rates]  # max keeps the shortest
     return max(choices, key=lambda each: tokens_per_layer(rates[each[0]], each[0], each[1], layers, head))
 
 
