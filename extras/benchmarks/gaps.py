@@ -1,12 +1,12 @@
-"""Gaps of a text filled several at a time (`assd`), by an XLNet that learns descriptions of scenes first.
+"""Measure `assd`, which fills several gaps of a text at a time, on an XLNet trained on scene descriptions.
 
     python -m extras.benchmarks.gaps                             # eight minutes of training, then the table
     python -m extras.benchmarks.gaps --minutes 60 --out my-gaps  # keeps the model
     python -m extras.benchmarks.gaps --model my-gaps             # the table alone
 
-The model learns the density of the gaps of a text from left to right, given all that is known around them, as
-AS-ARM does (2504.20456, section 4): 85 to 99 % of the places are gaps. It sees no image, so that its text has
-choices in it; its words are those of a toy world all the same.
+The model learns the density of the gaps from left to right, given the known text around them, as AS-ARM does
+(2504.20456, section 4); 85 to 99 % of the places are gaps. It sees no image, so that a gap may have several
+likely tokens. Its text is that of a toy world.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from mmspec.training.run import flush_subnormals
 
 __all__ = ["hide", "loss_of", "train", "windows"]
 
-WORDS = Path(__file__).parents[2] / "assets" / "scenes-diffusion"  # whose tokenizer has a mask
-STAGE = 15  # that no other training draws its scenes by
+WORDS = Path(__file__).parents[2] / "assets" / "scenes-diffusion"  # its tokenizer has a mask token
+STAGE = 15  # of the seeds of the scenes
 LENGTH = 96  # of a text
 SHARES = (0.85, 0.99)
-HELD_OUT = 20_000  # seed of the first scene that is filled
+HELD_OUT = 20_000  # seed of the first held-out scene
 RATE = 1e-3
 LENGTHS = (1, 2, 3, 5, 8)
 
 
 def windows(tokenizer: Any, seeds: Any) -> Tensor:
-    """[B, LENGTH] tokens out of the middle of descriptions of scenes, from a place drawn by the seed."""
+    """Return tokens [B, LENGTH] from the middle of scene descriptions; the seed selects the place."""
     rows = []
     for seed in map(int, seeds):
         ids = tokenizer(describe(sample_scene(seed)), add_special_tokens=False).input_ids
@@ -55,13 +55,13 @@ def windows(tokenizer: Any, seeds: Any) -> Tensor:
 
 
 def hide(tokens: Tensor, share: Tensor, noise: torch.Generator) -> Tensor:
-    """[B, L] places that are gaps: so large a share [B] of each row, at least one."""
+    """Return [B, L] whether each place is a gap: a share [B] of each row, at least one place."""
     rank = torch.rand(tokens.shape, generator=noise).argsort(-1).argsort(-1)
     return rank < (share * tokens.shape[1]).long().clamp_min(1)[:, None]
 
 
 def loss_of(model: PreTrainedModel, tokens: Tensor, gaps: Tensor, mask: int) -> Tensor:
-    """Nats a gap, each given what is known and the gaps left of it; `mask` is never predicted."""
+    """Return the nats per gap, given the known text and the gaps left of it; `mask` is never predicted."""
     place = torch.arange(tokens.shape[1])
     sees = ~gaps[:, None] | (gaps[:, :, None] & (place < place[:, None]))  # [B, L, L]
     mapping = torch.eye(len(place)).expand(len(tokens), -1, -1)
@@ -72,7 +72,7 @@ def loss_of(model: PreTrainedModel, tokens: Tensor, gaps: Tensor, mask: int) -> 
 
 @flush_subnormals()
 def train(tokenizer: Any, minutes: float, layers: int, width: int, batch: int = 16) -> PreTrainedModel:
-    """Train an XLNet on descriptions of scenes that no table is of."""
+    """Train an XLNet on descriptions of scenes that the table does not use."""
     torch.manual_seed(0)
     config = XLNetConfig(
         vocab_size=len(tokenizer),
@@ -116,7 +116,7 @@ def _steps(started: float, minutes: float) -> Iterator[int]:
 
 
 def fill(pipe: Any, prompts: list[str], temperature: float) -> tuple[list[list[int]], list[int]]:
-    """Fill the gaps of prompts, one after another. Returns their tokens, and forwards of both kinds."""
+    """Fill the gaps of prompts one by one; return the tokens, and the forward passes of both kinds."""
     tokens, forwards = list[list[int]](), list[int]()
     for seed, prompt in enumerate(prompts):
         said = pipe(
@@ -128,14 +128,14 @@ def fill(pipe: Any, prompts: list[str], temperature: float) -> tuple[list[list[i
 
 
 def main(
-    model: Annotated[Path | None, typer.Option(help="Trained folder; None trains one.")] = None,
-    minutes: Annotated[float, typer.Option(min=0.0, help="Length of the training.")] = 8.0,
+    model: Annotated[Path | None, typer.Option(help="Trained folder; trains one if None.")] = None,
+    minutes: Annotated[float, typer.Option(min=0.0, help="Duration of the training.")] = 8.0,
     layers: Annotated[int, typer.Option(min=1)] = 4,
-    width: Annotated[int, typer.Option(min=32, help="Of its states, a multiple of 32.")] = 192,
+    width: Annotated[int, typer.Option(min=32, help="Width of the states, a multiple of 32.")] = 192,
     texts: Annotated[int, typer.Option(min=1, help="Held-out texts to fill.")] = 32,
-    out: Annotated[Path | None, typer.Option(help="Folder for what is trained.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the trained model.")] = None,
 ) -> None:
-    """Print tokens a forward of `assd` beside one gap a forward."""
+    """Print tokens per forward pass of `assd`, and of plain decoding with one gap per forward pass."""
     console = Console()
     with tempfile.TemporaryDirectory() as made:
         folder = model or out or Path(made)
@@ -152,11 +152,11 @@ def main(
 
 
 def table(folder: Path, texts: int) -> Table:
-    """Rows of accelerators: forwards that draft count as those that judge, and the first of a text too."""
+    """Return a table of accelerators; drafting forward passes count, and so does the first one of a text."""
     pipe: Any = MMSpecPipeline.from_pretrained(folder)
     tokenizer, noise = pipe.tokenizer, torch.Generator().manual_seed(0)
     tokens = windows(tokenizer, range(HELD_OUT, HELD_OUT + texts))
-    made = Table("gaps", "temperature", "accelerator", "identical", "tokens a forward of any kind (95 %)")
+    made = Table("gaps", "temperature", "accelerator", "identical", "tokens per forward pass, all (95 %)")
     for share in (0.5, 0.95):
         gaps = hide(tokens, torch.full((len(tokens),), share), noise)
         prompts = [tokenizer.decode(row) for row in tokens.masked_fill(gaps, tokenizer.mask_token_id)]

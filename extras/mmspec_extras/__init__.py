@@ -1,1 +1,1 @@
-"""Methods and model families of the literature that did not pay where we measured them."""
+"""Methods and model families from the literature that brought no gain where mmspec measured them."""

@@ -1,4 +1,4 @@
-"""A vote over sizes of blocks: each is another order in which a masked model decides (HEX, 2510.05040)."""
+"""Vote over block lengths, each of which gives a masked model another decoding order (HEX, 2510.05040)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class Election:
     """Outcome of a vote.
 
     Attributes:
-        answer: that has the most votes; of equals the one that came first.
-        votes: answer -> number.
-        forwards: of the model, in all calls.
-        texts: of all calls, by block length.
+        answer: the answer with the most votes; the first of several with equally many.
+        votes: number of votes by answer.
+        forwards: number of forward passes in all calls.
+        texts: outputs of all calls, by block length.
     """
 
     answer: str
@@ -42,25 +42,26 @@ def block_vote(
     temperature: float = 0.9,
     **settings: Any,
 ) -> Election:
-    """Answer a prompt by blocks of several lengths, and take the answer that most of them give.
+    """Answer a prompt with blocks of several lengths, and return the most frequent answer.
 
-    For quality, not for speed: it takes `samples` outputs of each length, as far as they can still change
-    the outcome. Smaller blocks come first, and win where answers have equally many votes.
+    The vote improves quality, not speed. It takes `samples` outputs of each length, and stops when further
+    outputs cannot change the answer. Smaller blocks come first, and decide between equally many votes.
 
     Args:
-        pipe: of a masked model whose places all see each other.
-        prompt, images: as of its calls; one row.
-        extract: the answer of a text, such as its last number; texts without one ("") do not vote.
-        block_lengths: places of a block.
-        samples: outputs of each, with seeds of their own.
-        seed: of the first output of each.
-        temperature, settings: of every call.
+        pipe: pipeline of a masked model whose places all see each other.
+        prompt, images: see the call of the pipeline; one row.
+        extract: function that returns the answer of a text, such as its last number; "" is not counted.
+        block_lengths: numbers of places per block.
+        samples: number of outputs per block length, each with its own seed.
+        seed: seed of the first output of each block length.
+        temperature, settings: further arguments of every call.
 
     Raises:
-        InputError: no samples or lengths, or a model with blocks of its own.
+        InputError: `samples` is not a positive integer, there are no block lengths, or the model has blocks
+            of its own.
     """
     if not block_lengths:
-        raise InputError("block_lengths", block_lengths, "must hold at least one")
+        raise InputError("block_lengths", block_lengths, "must contain at least one length")
     if not is_integer(samples) or samples < 1:
         raise InputError("samples", samples, "must be a positive integer")
     votes: Counter[str] = Counter()

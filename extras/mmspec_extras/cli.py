@@ -1,4 +1,4 @@
-"""`mmspec-extras`: commands of the methods of this package."""
+"""`mmspec-extras`: commands that train heads and filters for the methods of this package."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ def main() -> None:
 
 @app.callback()
 def _group() -> None:
-    """Train what the methods of mmspec-extras need."""
+    """Train heads and filters for methods of mmspec-extras."""
 
 
 @app.command()
 @unpack_options
 def train_judge(
-    out: Annotated[Path, typer.Option(help="Folder to write, or to go on with.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; an interrupted run continues there.")],
     accelerator: Annotated[
-        str, typer.Option(help="Drafts the tokens that are judged: name[:option=value].")
+        str, typer.Option(help="Accelerator that drafts the tokens to label: name[:option=value].")
     ] = "copy",
     answer: Annotated[
         str,
         typer.Option(
-            help="What a harmless token does not change: the last number of the reply, or its words; auto "
-            "takes the number where the prompt asks how many or how much, and the reply is whole."
+            help="Part of the reply that a harmless token does not change: its last number, or its words. "
+            "auto compares the number if the prompt asks how many or how much and the reply is complete."
         ),
     ] = "auto",
     bar: Annotated[
-        float, typer.Option(help="Least agreement of the words from a harmless token on (F1).")
+        float, typer.Option(help="Least agreement (F1) of the words from a harmless token on.")
     ] = 0.5,
-    tokens_per_prompt: Annotated[int, typer.Option(min=1, help="Draft tokens to label, at most.")] = 8,
-    decay: Annotated[float, typer.Option(min=0.0, help="Of the squared weights.")] = 1.0,
+    tokens_per_prompt: Annotated[int, typer.Option(min=1, help="Largest number of labels.")] = 8,
+    decay: Annotated[float, typer.Option(min=0.0, help="Penalty on the squared weights.")] = 1.0,
     *,
     asked: Question,
     how: ModelOptions,
 ) -> None:
-    """Train a judge of draft tokens (Judge Decoding), by what becomes of the model's greedy replies.
+    """Train a judge of draft tokens (Judge Decoding) on labels from the model's greedy replies.
 
-    Every label costs the rest of a reply; interrupted runs go on.
+    Each label takes the rest of a reply. Interrupted runs continue.
 
     Example:
         mmspec-extras train-judge my-model --prompt-file prompts.jsonl --samples 64 --out my-judge
@@ -89,19 +89,19 @@ def train_filter(
     block_length: Annotated[
         int | None, typer.Option(min=1, help="Places of a block.", show_default="the model's own")
     ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Steps, each on all that was seen.")] = 2000,
-    threshold: Annotated[float, typer.Option(help="By which wrong places are counted.")] = 0.96,
+    epochs: Annotated[int, typer.Option(min=1, help="Training steps, each on all examples.")] = 2000,
+    threshold: Annotated[float, typer.Option(help="Threshold at which errors are measured.")] = 0.96,
     learn: Annotated[
-        str, typer.Option(help="right (for learned:filter=...), or order (for spot:head=...).")
+        str, typer.Option(help="right (for learned:filter=...) or order (for spot:head=...).")
     ] = "right",
     *,
     asked: Question,
     how: ModelOptions,
 ) -> None:
-    """Train a filter for a masked model, on its own outputs: which places are right, or come next.
+    """Train a filter that finds final places, or the next ones, on a masked model's own outputs.
 
-    Takes minutes: every prompt is decoded plainly once, and for the former once by
-    an oracle that knows the output.
+    Training takes minutes. Every prompt is decoded plainly once; with --learn right,
+    an oracle that knows the output decodes it a second time.
 
     Example:
         mmspec-extras train-filter my-sdar --prompt-file prompts.txt --samples 64 --out my-filter
@@ -126,11 +126,11 @@ def train_filter(
 
 
 def first_calls(subject: Subject, **settings: object) -> list[Keywords]:
-    """Keywords of a call for the first turn of each example; a note counts the turns left out."""
+    """Return the keywords of a call for the first turn of each example; note how many turns are left out."""
     from mmspec.evaluation.examples import later_turns
 
     if left_out := later_turns(subject.examples):
-        note(f"{left_out} later turns of conversations are left out: first turns are decoded")
+        note(f"{left_out} later turns of conversations are left out; only first turns are decoded")
     return [
         {"prompt": one.turns[0], "images": list(one.images) or None, **settings} for one in subject.examples
     ]

@@ -1,4 +1,4 @@
-"""AR-ness: how near the order in which places were decided is to left to right (DiffuCoder, 2506.20639)."""
+"""AR-ness: how close the decoding order is to left to right (DiffuCoder, 2506.20639)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["decision_order", "global_ar_ness", "local_ar_ness"]
 
 
 def decision_order(rounds: Iterable[Round]) -> list[list[int]]:
-    """Output indices of each row in the order in which they were decided; of one round from left to right.
+    """Return the output indices of each row in the order of their decisions; left to right within a round.
 
     Args:
-        rounds: of one call, as `speculate` yields them. Places that are decided again count once more.
+        rounds: rounds of one call, as `speculate` yields them. A place that is decided again counts again.
     """
     rows: list[list[int]] = []
     for each in rounds:
@@ -29,10 +29,12 @@ def decision_order(rounds: Iterable[Round]) -> list[list[int]]:
 
 
 def local_ar_ness(order: Sequence[int], k: int = 2) -> float:
-    """Share of decisions, but the last k - 1, that begin a run of k places from left to right.
+    """Return the share of decisions that begin a run of k places from left to right.
+
+    The last k - 1 decisions are not counted.
 
     Raises:
-        InputError: k is no positive integer.
+        InputError: k is not a positive integer.
     """
     check_width(k)
     starts = range(len(order) - k + 1)
@@ -41,10 +43,10 @@ def local_ar_ness(order: Sequence[int], k: int = 2) -> float:
 
 
 def global_ar_ness(order: Sequence[int], k: int = 1) -> float:
-    """Share of decisions that fall on one of the k leftmost places that are open then.
+    """Return the share of decisions for one of the k leftmost open places.
 
     Raises:
-        InputError: k is no positive integer.
+        InputError: k is not a positive integer.
     """
     check_width(k)
     left, hits = sorted(set(order)), 0
@@ -56,6 +58,6 @@ def global_ar_ness(order: Sequence[int], k: int = 1) -> float:
 
 
 def check_width(k: int) -> None:
-    """Refuse a number of places that is none."""
+    """Raise InputError if k is not a positive integer."""
     if not is_integer(k) or k < 1:
         raise InputError("k", k, "must be a positive integer")

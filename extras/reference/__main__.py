@@ -31,15 +31,15 @@ def _evaluate() -> None:
 def coarse(
     out: Out,
     start: BegunWith = LLAMAGEN,
-    clusters: Annotated[int, typer.Option(min=1, help="Coarse tokens, clusters of the codebook.")] = 128,
+    clusters: Annotated[int, typer.Option(min=1, help="Number of coarse tokens.")] = 128,
     refiner_layers: Annotated[int, typer.Option(min=1, help="Layers of the refiner.")] = 4,
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train a LlamaGen of coarse tokens, and the refiner of their fine ones (CTF).
+    """Train a LlamaGen of coarse tokens, and the refiner that predicts the fine ones (CTF).
 
     Resumable; writes a folder with transformer, text encoder, tokenizer and
-    image tokenizer. By default it takes 30 minutes, 16 examples at once.
+    image tokenizer. By default it takes 30 minutes, in batches of 16.
 
     Example:
         python -m extras.reference train coarse --from assets/scenes-llamagen --out my-scenes-coarse
@@ -59,10 +59,10 @@ def clips(
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train a LlamaGen to draw clips, a row of a frame in each forward (NBP).
+    """Train a LlamaGen to draw clips, a row of a frame in each forward pass (NBP).
 
     Resumable; writes a folder with transformer, text encoder, tokenizer and
-    image tokenizer. By default it takes 60 minutes, 4 clips at once.
+    image tokenizer. By default it takes 60 minutes, in batches of 4 clips.
 
     Example:
         python -m extras.reference train clips --from assets/scenes-llamagen --out my-scenes-clips
@@ -79,12 +79,12 @@ def score(
     scenes: Annotated[int, typer.Option(min=1, help="Held-out captions.")] = 100,
     seed: Seed = 20_000,
     accelerators: Annotated[
-        str, typer.Option(help="What draws, with options; none is plain decoding.")
+        str, typer.Option(help="Accelerators with options; none is plain decoding.")
     ] = "none,sparse_context:context_blocks=16",
     guidance_scale: Annotated[
         float | None, typer.Option(min=0.0, help="Guidance scale; the model's own if not given.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Clips drawn together.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Clips per batch.")] = 16,
     as_json: AsJson = False,
 ) -> None:
     """Score a model of clips on held-out prompts, frame by frame.
@@ -96,7 +96,7 @@ def score(
     from mmspec.evaluation.tables import figures
 
     if model is None:
-        raise InputError("model", None, "the folder of a model that `extras.reference train clips` wrote")
+        raise InputError("model", None, "must be a folder that `extras.reference train clips` wrote")
     names = [name.strip() for name in accelerators.split(",")]
     how: dict[str, Any] = {"accelerators": names, "guidance_scale": guidance_scale}
     scores = score_clips(model, scenes, seed, batch_size=batch_size, **how)
@@ -105,7 +105,7 @@ def score(
         shares, forwards = scores[name]["frames"], scores[name].get("forwards")
         ends = f"{shares[0]:.1%}", f"{shares[-1]:.1%}", f"{scores[name]['drift']:.3f}"
         rows.append((name, "" if forwards is None else f"{forwards:.0f}", *ends))
-    columns = ("", "forwards a clip", "facts in the first frame", "in the last", "drift")
+    columns = ("", "forward passes per clip", "facts in the first frame", "in the last", "drift")
     title = f"{scenes} captions from seed {seed}, {scores['seconds']} s"
     print_result({"model": model, **scores}, figures(columns, rows, title=title), as_json)
 

@@ -1,7 +1,7 @@
 """Training and scores of the reference model of clips: next-block prediction (NBP, 2502.07737).
 
-It begins with a LlamaGen of captions, whose text encoder and image tokenizer stay as they are. A caption says
-what a clip shows, but not where its objects go: that, the model has to decide and to keep to.
+The training begins with a LlamaGen of captions, and does not change its text encoder and image tokenizer. A
+caption describes the objects of a clip but not their motion, which the model must choose and continue.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from reference.vlm_data import patch_labels
 __all__ = ["BlockLoss", "begin_clips", "blocks_see", "clip_batch", "score_clips", "train_clips"]
 
 PROGRAM = "python -m extras.reference"
-STAGE = 16  # that no other training draws its scenes by
+STAGE = 16  # of the seeds of the scenes
 CHECK_CLIPS = 8
 DEFAULT_MINUTES = 60.0
 DEFAULT_FRAMES = 5
 
 
 def clip_batch(seeds: np.ndarray, tokenizer: Any, frames: int, *, dropped: float = DROPPED) -> ImageBatch:
-    """Clips of scenes with prompts: an `ImageBatch` whose images are frames, and places those of whole clips.
+    """Return clips of scenes with prompts, as an `ImageBatch` of frames with the places of whole clips.
 
-    `pixels` are [B T, 3, 64, 64], `place_labels` [B, T N, labels of a patch]; `caption_labels` are left out.
+    `pixels` are [B T, 3, 64, 64], `place_labels` [B, T N, labels of a patch]; `caption_labels` are empty.
     """
     told = PromptedScenes.of(seeds, dropped=dropped)
     clips = [animate(scene, frames) for scene in told.scenes]
@@ -71,13 +71,14 @@ def clip_batch(seeds: np.ndarray, tokenizer: Any, frames: int, *, dropped: float
 
 
 def blocks_see(slots: int, size: int, cells: int) -> Tensor:
-    """[S, S] what each place of a clip that is read at once sees, where it is read block by block.
+    """Return the mask [S, S] that gives a clip read at once the visibility of one read block by block.
 
     Args:
-        slots: S0 of the condition, read by the causal mask as the first block but its last token is.
-        size: tokens n of a block.
-        cells: tokens N of the clip, of which the last block is not read: S = S0 + N - 1, with the n - 1
-            special tokens behind the first block.
+        slots: number S0 of slots of the condition, which has a causal mask, as has the first block without
+            its last token.
+        size: number n of tokens per block.
+        cells: number N of tokens of the clip. S is S0 + N - 1: the last block is not read, and n - 1 special
+            tokens follow the first block.
     """
     alone = slots + size - 1
     block = torch.arange(slots + cells - 1)
@@ -87,10 +88,10 @@ def blocks_see(slots: int, size: int, cells: int) -> Tensor:
 
 @torch.no_grad()
 def begin_clips(folder: Path, frames: int) -> NBPForCausalLM:
-    """A model of clips, a row of a frame in each block, that begins with a trained LlamaGen of captions.
+    """Return a model of clips, with blocks of a row of a frame and the weights of a LlamaGen of captions.
 
     Raises:
-        InputError: it is conditioned on something else.
+        InputError: the LlamaGen is not conditioned on captions.
     """
     trained = trained_llamagen(folder)
     depth, shape = trained.config.num_hidden_layers, shape_of(trained)
@@ -107,13 +108,13 @@ def begin_clips(folder: Path, frames: int) -> NBPForCausalLM:
 
 
 class BlockLoss(nn.Module):
-    """Cross entropy of the tokens of clips, each predicted by the token at its place of the block before.
+    """Cross-entropy of the tokens of clips, each predicted by the token at its place in the block before.
 
-    Cells beside what was decided of an object weigh more, as in `QueryLoss`.
+    Cells beside the decided cells of an object have a larger weight, as in `QueryLoss`.
 
     Args:
-        transformer: learns.
-        text_encoder: of the captions; stays as it is.
+        transformer: the model to train.
+        text_encoder: encoder of the captions; not trained.
     """
 
     def __init__(self, transformer: NBPForCausalLM, text_encoder: T5EncoderModel) -> None:
@@ -122,7 +123,7 @@ class BlockLoss(nn.Module):
         self.text_encoder = text_encoder.requires_grad_(False)
 
     def forward(self, batch: ImageBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: nats a token of first frames, and of the others."""
+        """Return the loss, and figures: nats per token of first frames, and of the others."""
         config, tokens = self.transformer.config, batch.tokens
         losses = F.cross_entropy(self.read(batch).transpose(1, 2), tokens, reduction="none")
         cell = torch.arange(tokens.shape[1], device=tokens.device)
@@ -135,7 +136,7 @@ class BlockLoss(nn.Module):
         return (losses * weights).sum() / weights.sum(), figures
 
     def read(self, batch: ImageBatch) -> Tensor:
-        """[B, N, V] logits of all tokens of clips, in one forward."""
+        """Return logits [B, N, V] of all tokens of clips, in one forward pass."""
         decoder: Any = self.transformer.model
         config, tokens = self.transformer.config, batch.tokens
         size, cells = config.group_size, config.image_tokens
@@ -152,7 +153,7 @@ class BlockLoss(nn.Module):
         states = decoder(
             inputs_embeds=torch.cat([vectors, first, special, rest], 1),
             position_ids=places.expand(len(tokens), -1),
-            attention_mask=(sees & heard[:, None] | itself)[:, None],  # padding has to see something
+            attention_mask=(sees & heard[:, None] | itself)[:, None],  # padding must see a place
             use_cache=False,
         ).last_hidden_state
         logits: Tensor = self.transformer.lm_head(states[:, slots - 1 :]).float()
@@ -171,19 +172,19 @@ def train_clips(
 
     Args:
         out: the folder to write; its matrices are stored in float8.
-        start: the trained LlamaGen of captions that it begins with, whose text encoder, tokenizers and reader
-            it keeps.
-        frames: of a clip; a block is a row of one.
-        how: see `RunOptions`; by default 60 minutes, of 4 clips a step and process.
+        start: the trained LlamaGen of captions to begin with; its text encoder, tokenizers and reader are
+            kept.
+        frames: number of frames of a clip; a block is a row of a frame.
+        how: see `RunOptions`; the default is 60 minutes, with 4 clips per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the settings of the training.
 
     Raises:
-        InputError: it begins with a model that is no LlamaGen of captions, or clips have fewer than 2 frames.
+        InputError: `start` is not a LlamaGen of captions, or `frames` is below 2.
     """
     if frames < 2:
-        raise InputError("frames", frames, "at least 2")
+        raise InputError("frames", frames, "must be at least 2")
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=4, checkpoint_s=120.0)
     model = begin_clips(start, frames)
@@ -213,26 +214,29 @@ def score_clips(
     guidance_scale: float | None = None,
     batch_size: int = 16,
 ) -> dict[str, Any]:
-    """Draw clips of held-out captions, and read every frame of them.
+    """Draw clips of held-out captions, and score every frame.
 
     Args:
-        folder: that `train_clips` wrote.
-        scenes: captions, with the seeds `seed`, `seed + 1`, ...
+        folder: folder that `train_clips` wrote.
+        scenes: number of captions, with the seeds `seed`, `seed + 1`, ...
         seed: first seed, within `HELD_OUT_SEEDS`.
         accelerators: names with options, as `mmspec bench` takes them; "none" is plain decoding.
-        guidance_scale: None is the model's own.
-        batch_size: clips at once.
+        guidance_scale: guidance scale; None for the model's own.
+        batch_size: number of clips per batch.
 
     Returns:
-        For each accelerator, and for `real` clips: `frames`, the share of facts that each frame shows, the
-        `drift` of these shares, and of drawn ones `forwards` a clip. And `scenes`, `seed`, `seconds`.
+        For each accelerator, and for `real` clips: `frames`, the share of facts that each frame shows; the
+        `drift` of these shares; and, for drawn clips, the `forwards` per clip. Also `scenes`, `seed` and
+        `seconds`.
 
     Raises:
         InputError: the scenes are not held-out ones.
         CheckpointError: the folder lacks a part.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
-        raise InputError("seed", (seed, scenes), f"scenes within the seeds 0 to {HELD_OUT_SEEDS.stop - 1}")
+        raise InputError(
+            "seed", (seed, scenes), f"must keep all scenes within the seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
+        )
     began = time.monotonic()
     pipe, judge = load_pipeline(folder), AttributeJudge.of_model(folder)
     drawn = [sample_scene(seed + index, profile=IMAGE_TOKENS) for index in range(scenes)]

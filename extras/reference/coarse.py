@@ -1,7 +1,8 @@
 """Training of a reference model that draws coarse tokens and refines them: CTF (2503.16194).
 
-It begins with a LlamaGen of captions, whose text encoder and image tokenizer stay as they are. Coarse tokens
-are clusters of code vectors by k-means, and begin as the mean of what was known of their entries.
+The training begins with a LlamaGen of captions, and does not change its text encoder and image tokenizer.
+Coarse tokens are clusters of code vectors by k-means; their weights begin as the means of their entries'
+weights.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from reference.trainer import train_on_scenes
 __all__ = ["CoarseLoss", "cluster_codes", "coarsened", "train_coarse"]
 
 PROGRAM = "python -m extras.reference"
-STAGE = 15  # that no other training draws its scenes by
+STAGE = 15  # of the seeds of the scenes
 CHECK_SCENES = 32
 DEFAULT_MINUTES = 30.0
 ITERATIONS = 100
 
 
 def cluster_codes(codebook: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Find the cluster [V] of each code vector [V, d] by k-means; none of the `count` clusters is empty.
+    """Return the cluster [V] of each code vector [V, d] by k-means; none of the `count` clusters is empty.
 
     Raises:
-        InputError: more clusters than entries.
+        InputError: there are more clusters than entries, or none.
     """
     if not 1 <= count <= len(codebook):
-        raise InputError("clusters", count, f"1 to {len(codebook)}, the entries of the codebook")
+        raise InputError("clusters", count, f"must be from 1 to {len(codebook)}, the size of the codebook")
     noise = torch.Generator().manual_seed(seed)
     vectors = codebook.detach().double().cpu()
     if count == len(vectors):
         return torch.arange(count)
     centres = vectors[torch.randint(len(vectors), (1,), generator=noise)]
-    while len(centres) < count:  # each far from those before it: k-means++
+    while len(centres) < count:  # k-means++
         apart = torch.cdist(vectors, centres).amin(1).square().clamp_min(1e-12)
         centres = torch.cat([centres, vectors[torch.multinomial(apart, 1, generator=noise)]])
     found = torch.full((len(vectors),), -1)
@@ -67,15 +68,15 @@ def cluster_codes(codebook: Tensor, count: int, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def coarsened(folder: Path, clusters: Tensor, refiner_layers: int) -> CTFForCausalLM:
-    """A model of coarse tokens, itself and its refiner begun with a trained LlamaGen of captions.
+    """Return a model of coarse tokens with a refiner, both with the weights of a LlamaGen of captions.
 
     Args:
-        folder: the LlamaGen.
-        clusters: [V] of the entries of its codebook.
-        refiner_layers: of the refiner, evenly spread over those of the LlamaGen.
+        folder: folder of the trained LlamaGen.
+        clusters: [V] cluster of each entry of its codebook.
+        refiner_layers: number of layers of the refiner, copied from evenly spread layers of the LlamaGen.
 
     Raises:
-        InputError: it is conditioned on something else, or has fewer layers.
+        InputError: the LlamaGen is not conditioned on captions, or has fewer layers.
     """
     trained = trained_llamagen(folder, refiner_layers, "refiner_layers")
     depth, count = trained.config.num_hidden_layers, 1 + int(clusters.max())
@@ -87,7 +88,7 @@ def coarsened(folder: Path, clusters: Tensor, refiner_layers: int) -> CTFForCaus
     means = {name: shares @ weights[name] / shares.sum(1, keepdim=True) for name in whole}
     missing, _ = model.load_state_dict(weights | means, strict=False)
     if any(not name.startswith("refiner.") for name in missing):
-        raise ValueError(f"weights that a LlamaGen lacks: {missing}")
+        raise ValueError(f"weights are missing in the LlamaGen: {missing}")
     refiner = model.refiner
     refiner.cluster_of.copy_(clusters)
     refiner.embed_tokens.weight.copy_(means[whole[0]])
@@ -100,11 +101,11 @@ def coarsened(folder: Path, clusters: Tensor, refiner_layers: int) -> CTFForCaus
 
 
 class CoarseLoss(nn.Module):
-    """Cross entropy of coarse tokens, and of the fine ones that the refiner predicts from them.
+    """Cross-entropy of coarse tokens, and of the fine tokens that the refiner predicts from them.
 
     Args:
-        transformer: learns, and its refiner.
-        text_encoder: of the captions; stays as it is.
+        transformer: the model to train, with its refiner.
+        text_encoder: encoder of the captions; not trained.
     """
 
     def __init__(self, transformer: CTFForCausalLM, text_encoder: T5EncoderModel) -> None:
@@ -113,7 +114,7 @@ class CoarseLoss(nn.Module):
         self.text_encoder = text_encoder.requires_grad_(False)
 
     def forward(self, batch: ImageBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: nats a coarse token, nats a fine one, share of fine ones that are right."""
+        """Return the loss, and figures: nats per coarse and per fine token, share of right fine tokens."""
         refiner, tokens = self.transformer.refiner, batch.tokens
         coarse = refiner.cluster_of[tokens]
         losses = F.cross_entropy(self.read(batch, coarse).transpose(1, 2), coarse, reduction="none")
@@ -125,7 +126,7 @@ class CoarseLoss(nn.Module):
         return loss, {"nats": losses.mean(), "fine": fine.mean(), "refined": right.mean()}
 
     def read(self, batch: ImageBatch, coarse: Tensor) -> Tensor:
-        """[B, N, K] logits of coarse tokens [B, N], each given the caption and the tokens before it."""
+        """Return logits [B, N, K] of coarse tokens [B, N], given the caption and the tokens before each."""
         decoder: Any = self.transformer.model
         vectors = caption_vectors(decoder, self.text_encoder, batch)
         slots = vectors.shape[1]
@@ -149,17 +150,17 @@ def train_coarse(
 
     Args:
         out: the folder to write; its matrices are stored in float8.
-        start: the trained LlamaGen of captions that it begins with, whose text encoder, tokenizers and reader
-            it keeps.
-        clusters: coarse tokens.
-        refiner_layers: of the refiner.
-        how: see `RunOptions`; by default 30 minutes, of 16 images a step and process.
+        start: the trained LlamaGen of captions to begin with; its text encoder, tokenizers and reader are
+            kept.
+        clusters: number of coarse tokens.
+        refiner_layers: number of layers of the refiner.
+        how: see `RunOptions`; the default is 30 minutes, with 16 images per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the settings of the training.
 
     Raises:
-        InputError: it begins with a model that is no LlamaGen of captions, or has fewer layers or entries.
+        InputError: `start` is not a LlamaGen of captions, or has too few layers or codebook entries.
     """
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)

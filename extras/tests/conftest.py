@@ -1,4 +1,4 @@
-"""Set-up of the tests, which is that of the product's; mmspec-extras has to be installed."""
+"""Set-up of the tests, shared with the tests of mmspec; mmspec-extras must be installed."""
 
 from importlib.metadata import distribution
 
@@ -13,4 +13,4 @@ from tests.conftest import (  # noqa: F401
 from tests.kernels.conftest import both, device, launched  # noqa: F401
 from tests.reference.conftest import start  # noqa: F401
 
-distribution("mmspec-extras")  # without it no method here has a name: stop before every test fails
+distribution("mmspec-extras")  # stops the run if the entry points are missing, before every test fails

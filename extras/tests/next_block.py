@@ -1,4 +1,4 @@
-"""A tiny NBP: the weights of a PAR, whose parts it has."""
+"""A tiny NBP with the weights of a PAR, which has the same parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM
 
 
 def next_block_model(par: Any, frames: int = 1) -> NBPForCausalLM:
-    """Make a model of clips with the weights of a PAR, of as many tokens a block as that has regions."""
+    """Return a model of clips with a PAR's weights; a block has as many tokens as the PAR has regions."""
     shape = par.config.to_dict()
     block_size = shape.pop("regions")
     for name in ("model_type", "architectures"):

@@ -1,4 +1,4 @@
-"""Gaps of a text, filled by an XLNet: plain decoding, drafts of its own, and their joint distribution."""
+"""Gaps of a text, filled by an XLNet: plain decoding, self-drafting, and the joint distribution."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def target() -> AnySubsetTarget:
 
 
 def slow(tokens: list[int], gap: int) -> Tensor:
-    """Logits of a gap, given what stands at all places that hold no mask."""
+    """Logits of a gap, given the tokens of all places without a mask."""
     place = torch.arange(len(tokens))
     known = torch.tensor(tokens) != MASK
     hidden = (~known)[None, None].expand(1, len(tokens), -1).float().clone()
     mapping = (place == gap)[None, None].float()
-    # known tokens are read as they were decided: those of the prompt first, then gaps from left to right
+    # known tokens are read in the order of decisions: the prompt first, then gaps from left to right
     logits = model()(torch.tensor([tokens]), perm_mask=hidden, target_mapping=mapping, use_mems=False).logits
     found: Tensor = logits[0, 0].index_fill(0, torch.tensor(MASK), -torch.inf)
     return found
@@ -60,7 +60,7 @@ def run_of(accelerator: Any, sampler: Sampler, rows: list[int], **more: Any) -> 
 
 
 def test_the_first_gap_is_what_the_model_says_of_it() -> None:
-    """Later ones read tokens of gaps in the order in which they were decided; see the next tests."""
+    """Later gaps read the tokens of gaps in the order of decisions; see the next tests."""
     state, output = target().prefill([{"input_ids": torch.tensor([prompt])} for prompt in PROMPTS], 0)
     for row, prompt in enumerate(PROMPTS):
         found = slow(prompt, prompt.index(MASK))
@@ -83,7 +83,7 @@ def test_coupled_drafts_give_the_output_of_plain_decoding(count: int, sampler: S
     made = build_accelerator("assd", num_draft_tokens=count, sampling="coupled")
     fast = run_of(made, sampler, [0, 1, 2])
     assert fast.outputs == plain.outputs and fast.stats.draft_passes > 0
-    assert sum(fast.stats.accepted) >= 3, "the first candidate has the context that it is judged by"
+    assert sum(fast.stats.accepted) >= 3, "the first candidate has the same context in both forward passes"
 
 
 def test_the_first_candidate_of_a_round_is_always_accepted() -> None:
@@ -93,7 +93,7 @@ def test_the_first_candidate_of_a_round_is_always_accepted() -> None:
 
 
 def test_the_joint_distribution_is_that_of_the_model() -> None:
-    """The distribution of two gaps, among all pairs of words; drawing both at once would be further away."""
+    """The distribution of two gaps over all pairs of words; independent draws would be further away."""
     rows, prompt = 4000, [3, MASK, MASK, 5]
     made = build_accelerator("assd", num_draft_tokens=2).fit(target())
     how: dict[str, Any] = {"max_new_tokens": 2, "seed": [*range(rows)]}

@@ -1,4 +1,4 @@
-"""A vote over sizes of blocks."""
+"""Votes over block lengths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clips by next-block prediction: what is decoded is what a plain loop gives, and frames come as they end."""
+"""Clips by next-block prediction: decoding equals a plain loop, and frames are available once complete."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pipeline(folder: Path, block_size: int, frames: int = FRAMES) -> tuple[dict[
 def naive(
     state: dict[str, Tensor], row: int, block_size: int, heat: float, cells: int, **more: Any
 ) -> list[int]:
-    """The clip of a row of `ASKED` by a loop without a cache."""
+    """The clip of a row of `ASKED`, decoded by a loop without a cache."""
     noise = RandomStream.from_seed([ASKED["seed"][row]], 1)
 
     def choose(cell: int, logits: Tensor) -> int:
@@ -82,7 +82,7 @@ def test_a_sparse_context_keeps_the_first_block_and_the_newest(tmp_path: Path) -
     pipe.target.score_nodes = score
     plain = pipe(**asked).tokens
     kept = [logits for _, logits in scored]
-    for count in (BLOCKS - 1, BLOCKS + 5):  # all but the first one, and more than there are
+    for count in (BLOCKS - 1, BLOCKS + 5):  # all but the first block, and more than exist
         scored.clear()
         pipe.set_accelerator("sparse_context", context_blocks=count)
         assert pipe(**asked).tokens == plain
@@ -92,9 +92,9 @@ def test_a_sparse_context_keeps_the_first_block_and_the_newest(tmp_path: Path) -
     output = pipe(**asked)
     assert output.stats.exactness == "lossy" and output.tokens != plain
     assert output.tokens == [naive(state, row, GRID, 1.0, CELLS, recent=2) for row in range(2)]
-    # three blocks, a slot of junk, and the special tokens
+    # three blocks, an unused slot, and the special tokens
     assert {extent for extent, _ in scored} == {3 * GRID + 1 + GRID - 1}
-    # nothing to measure it against, token by token
+    # no distribution to measure against, token by token
     assert contender(pipe, "sparse_context").watch([image_examples(pipe, 1)]) == {}
     with pytest.raises(InputError, match="context_blocks"):
         pipe.set_accelerator("sparse_context", context_blocks=0)
@@ -102,7 +102,7 @@ def test_a_sparse_context_keeps_the_first_block_and_the_newest(tmp_path: Path) -
 
 def test_a_folder_draws_clips_whose_frames_can_be_streamed(tmp_path: Path) -> None:
     _, made = pipeline(tmp_path, GRID, frames=3)
-    made.to(torch.float32).save_pretrained(tmp_path / "clips")  # fits the model's own order again
+    made.to(torch.float32).save_pretrained(tmp_path / "clips")  # selects the model's own order again
     pipe: Any = MMSpecPipeline.from_pretrained(tmp_path / "clips")
     pipe.set_progress_bar_config(disable=True)
     assert isinstance(pipe, ImagePipeline) and pipe.accelerator.name == "none"
@@ -117,7 +117,7 @@ def test_a_folder_draws_clips_whose_frames_can_be_streamed(tmp_path: Path) -> No
 
     output = pipe(**ASKED, height=side, width=side, callback_on_step_end=look)
     assert str(output).startswith("2 clips")
-    # four tokens of the first row, then row after row, of three frames of four
+    # four tokens of the first row, then row by row, for three frames of four rows
     assert whole == [0] * 6 + [1] * 4 + [2] * 4 + [3]
     for row, clip in enumerate(output.frames):
         assert [frame.size for frame in clip] == [(side, side)] * 3
@@ -126,7 +126,7 @@ def test_a_folder_draws_clips_whose_frames_can_be_streamed(tmp_path: Path) -> No
     codes = pipe(**ASKED, output_type="latent").frames
     assert codes.shape == (2, 3, GRID, GRID)
     alone = VaeImageProcessor().postprocess(pipe.target.decode(codes[0]).clamp(-1, 1))
-    for one, frame in zip(alone, output.frames[0], strict=True):  # no pixel of one knows of another
+    for one, frame in zip(alone, output.frames[0], strict=True):  # frames are decoded independently
         assert np.abs(np.asarray(one).astype(int) - np.asarray(frame)).max() <= 1
     array = np.stack([np.asarray(strip) for strip in output.images])
     cut = replace(output, images=array).frames

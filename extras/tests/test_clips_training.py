@@ -1,4 +1,4 @@
-"""Clips of scenes by next-block prediction: what is learnt is what decodes; a tiny training, its scores."""
+"""Clips of scenes by next-block prediction: training matches decoding; a tiny training and its scores."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def test_a_place_sees_its_block_and_all_before() -> None:
 
 
 def test_what_is_learnt_is_what_decodes(start: Path) -> None:
-    """Greedy clips without guidance are the likeliest tokens of one forward over themselves."""
+    """Greedy clips without guidance are the likeliest tokens of one forward pass over the same clips."""
     pipe = MMSpecPipeline.from_pretrained(start)
     model = begin_clips(start, FRAMES).eval()
     torch.manual_seed(4)
-    for weight in model.parameters():  # so that much depends on what is seen
+    for weight in model.parameters():  # so that the output depends on the visible tokens
         weight.data += 0.05 * torch.randn_like(weight)
     pipe = type(pipe)(model, pipe.processor, "none", vq=pipe.vq, text_encoder=pipe.text_encoder)
     drawn = pipe(PROMPT, temperature=0.0, guidance_scale=1.0, output_type="latent")

@@ -1,4 +1,4 @@
-"""Coarse tokens and their refiner (CTF): clusters, what is begun with, the target, a tiny training."""
+"""Coarse tokens and their refiner (CTF): clusters, initial weights, the target, a tiny training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from reference.image_scores import score_image_model
 
 TINY = SHAPES_BY_SIZE["tiny"]
 PROMPT = "a small red star"
-CLUSTERS = 48  # a tree of 40 siblings fits
+CLUSTERS = 48  # enough for a tree of 40 siblings
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_clusters_are_of_what_lies_together_and_none_is_empty() -> None:
     own = torch.arange(60) % 5
     found = cluster_codes(centres[own] + 0.1 * torch.randn(60, 8, generator=noise), 5, seed=3)
     assert all(len(set(found[own == one].tolist())) == 1 for one in range(5)) and len(found.unique()) == 5
-    equal = cluster_codes(torch.ones(12, 4), 5)  # nothing tells them apart
+    equal = cluster_codes(torch.ones(12, 4), 5)  # all vectors are equal
     assert sorted(equal.unique().tolist()) == [0, 1, 2, 3, 4]
     with pytest.raises(InputError, match="clusters.*1 to 12"):
         cluster_codes(torch.ones(12, 4), 13)
@@ -97,10 +97,10 @@ def test_images_are_the_refined_coarse_tokens_and_drafts_change_nothing(pipe: Im
 
 
 def test_what_is_learnt_is_what_decodes(pipe: ImagePipeline) -> None:
-    """Greedy images without guidance are the likeliest coarse tokens of one forward over themselves."""
+    """Greedy images without guidance are the likeliest coarse tokens of one forward pass over them."""
     model = deepcopy(pipe.model)
     torch.manual_seed(4)
-    for weight in model.parameters():  # so that much depends on what is seen
+    for weight in model.parameters():  # so that the output depends on the visible tokens
         weight.data += 0.1 * torch.randn_like(weight)
     varied = ImagePipeline(model, pipe.processor, "none", vq=pipe.vq, text_encoder=pipe.text_encoder)
     coarse = torch.tensor(varied(PROMPT, temperature=0.0, guidance_scale=1.0, output_type="latent").tokens)

@@ -1,4 +1,4 @@
-"""The filter of Learn2PD: replays by an oracle, its training, and decoding with it."""
+"""The filter of Learn2PD: replays with an oracle, training, and decoding."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def test_the_oracle_decodes_the_same_in_no_more_forwards(pipe: Any) -> None:
         seen = replay(pipe, call_of(prompt), UnmaskingDrafter(), 4)
         assert len(seen.confidence) <= plain.stats.target_forwards
         assert seen.confidence.shape == seen.right.shape == seen.counted.shape
-        # every place of the output is right, or was decided as the surest, in its last forward
+        # every place of the output is right, or was decided as the surest, in its last forward pass
         assert int(seen.counted.any(-1).sum()) == len(seen.confidence)
         pipe.set_accelerator("none")
         assert pipe(**call_of(prompt)).tokens == plain.tokens
 
 
 def test_a_filter_is_trained_and_decodes(pipe: Any, tmp_path: Path) -> None:
-    """Its threshold goes from one place a forward to all of them."""
+    """Thresholds from one place per forward pass to all places."""
     folder = train_filter(pipe, [call_of(prompt) for prompt in PROMPTS * 3], tmp_path / "filter", epochs=40)
     record = json.loads((folder / "training.json").read_text())
     assert 0 <= record["false_positives"] <= 1 and record["forwards"] > 10
@@ -66,7 +66,7 @@ def test_a_filter_is_trained_and_decodes(pipe: Any, tmp_path: Path) -> None:
 
 
 def test_a_head_learns_the_order_and_spot_guesses_by_it(pipe: Any, tmp_path: Path) -> None:
-    """Whatever it has learnt, the output is that of plain decoding."""
+    """The output is that of plain decoding, whatever the head predicts."""
     calls = [call_of(prompt) for prompt in PROMPTS * 3]
     orders = watch(pipe, calls[0], UnmaskingDrafter(), 4)
     assert orders.rank.shape == orders.confidence.shape and int((orders.rank == 0).sum()) == len(orders.rank)

@@ -1,4 +1,4 @@
-"""`cool`: its factors, and the product's tests of relaxed rules."""
+"""`cool`: its factors, and mmspec's tests of relaxed rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AR-ness of orders that are known, and of runs of the loop."""
+"""AR-ness of known orders, and of runs of the loop."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_orders_that_are_known() -> None:
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_random_orders_have_the_expected_share(k: int) -> None:
-    """(k / n) (1 + H_n - H_k)."""
+    """The expected value is (k / n) (1 + H_n - H_k)."""
     rng, n, many = random.Random(0), 12, 3000
     expected = k / n * (1 + sum(1 / one for one in range(k + 1, n + 1)))
     found = [global_ar_ness(rng.sample(range(n), n), k) for _ in range(many)]

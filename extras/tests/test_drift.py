@@ -1,4 +1,4 @@
-"""Drift of clips by hand."""
+"""Drift of clips, computed by hand."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_drift_by_hand() -> None:
     assert video_drift(scores) == pytest.approx((0.25 + 0.25 + 0.5) / 3)
     assert video_drift(scores, "linear") == pytest.approx(3 * 0.25 + 2 * 0.25 + 0.5)
     assert video_drift(scores, "log") == pytest.approx(math.log(3) * 0.25 + math.log(2) * 0.25)
-    assert video_drift([*scores[:3], 77.0], "log") == video_drift(scores, "log")  # blind to the last chunk
+    assert video_drift([*scores[:3], 77.0], "log") == video_drift(scores, "log")  # ignores the last chunk
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -1,4 +1,4 @@
-"""Early exits: drafts of a model cut to its first layers, over the target's own keys; and what is chosen."""
+"""Early exits: drafts equal those of a model cut to its first layers; the choice of exits and lengths."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def target() -> CausalTarget:
 
 
 def cut(model: PreTrainedModel, layers: int) -> PreTrainedModel:
-    """The model without its later layers."""
+    """Return a copy of the model without its later layers."""
     short = copy.deepcopy(model)
     short.model.layers = short.model.layers[:layers]
     return short
@@ -46,14 +46,14 @@ def cut(model: PreTrainedModel, layers: int) -> PreTrainedModel:
 
 @torch.inference_mode()
 def said_after(model: PreTrainedModel, ids: list[int], count: int) -> list[int]:
-    """The likeliest tokens after the last `count` places of a text, which is read without a cache."""
+    """The likeliest tokens after the last `count` places of a text, without a cache."""
     logits: torch.Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits
     return logits[0, -count:].argmax(-1).tolist()
 
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_drafts_are_those_of_the_cut_model_and_the_text_is_that_of_generate(layers: int) -> None:
-    """In every round of a ragged batch, whatever was refused before: by forwards without a cache."""
+    """Compared with forward passes without a cache, in every round of a ragged batch after rejections."""
     whole, count, tokens = target(), 3, 24
     drafter, short = EarlyExitDrafter(layers, count).fit(whole), cut(whole.model, layers)
     canvas = Canvas([list(prompt) for prompt in PROMPTS], Stopping(tokens), DecodingStats(), whole.device)
@@ -111,7 +111,7 @@ def test_rows_come_and_go_with_the_keys_that_drafts_read() -> None:
 
 
 def test_what_is_chosen_gives_most_tokens_per_layer() -> None:
-    """Against every pair's expected tokens, counted path by path; and nothing where nothing pays."""
+    """Compared with the expected tokens of every pair, counted path by path; no draft if none is faster."""
 
     def worth(rate: float, exit: int, length: int) -> float:
         ends = [rate**count * (1 - rate) * (count + 1) for count in range(length)]
@@ -126,14 +126,14 @@ def test_what_is_chosen_gives_most_tokens_per_layer() -> None:
         assert pairs[found] == pytest.approx(max(pairs.values()))
         chosen.add(found)
     assert len(chosen) > 8
-    assert best_exit({15: 0.4, 28: 0.9}, 6, 30, 8.0)[1] == 0, "an exit that is right costs what it saves"
+    assert best_exit({15: 0.4, 28: 0.9}, 6, 30, 8.0)[1] == 0, "a late exit costs as much as it saves"
 
 
 @pytest.mark.parametrize(("rates", "expected"), [((0.9, 0.95), 8), ((0.1, 0.6), 24)])
 def test_exits_are_tried_and_then_judged_by_what_was_accepted(
     rates: tuple[float, float], expected: int
 ) -> None:
-    """An exit after a quarter of the layers and one after three quarters: their drafts decide which."""
+    """An exit after a quarter of the layers and one after three quarters are chosen by their drafts."""
     model = ExitRates((8, 24), 32, 0.5)
     assert model[8] == model[24] == 0.5
     generator, chosen = torch.Generator().manual_seed(1), []

@@ -1,4 +1,4 @@
-"""The gaps benchmark learns what `assd`'s target predicts."""
+"""The loss of the gaps benchmark is that of the predictions of `assd`'s target."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def test_the_loss_is_that_of_the_gaps_as_they_are_filled() -> None:
 
 
 def test_a_model_is_made_loaded_and_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An XLNet says -1 for the number of its positions: it has no last one."""
+    """The config of an XLNet has -1 positions, because their number has no limit."""
     main(minutes=0.0, layers=1, width=32, texts=1, out=tmp_path)
     assert "assd" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The judge rule: at its limits the exact rule and the whole draft, between them what a naive walk says."""
+"""The judge rule: the exact rule at threshold 1, the whole draft at 0, and a naive loop between them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Sketches(SimpleDrafter):
 
 
 def naive_round(draft: Draft, row: int, ids: list[int], head: JudgeHead, threshold: float) -> list[int]:
-    """Tokens that a round appends, by forwards over the whole text."""
+    """Tokens that a round appends, by forward passes over the whole text."""
     node, text = 0, list(ids)
     while True:
         choice = int(llama().model(torch.tensor([text])).logits[0, -1].argmax())
@@ -155,6 +155,6 @@ def test_a_judge_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_size_of_drafts_is_not_chosen_by_cost(chosen_by_cost: Any) -> None:
-    """What passes depends on it."""
+    """Acceptance depends on the size."""
     accelerator = build_accelerator("copy", acceptance="judge")
     assert chosen_by_cost(accelerator, Sampler(0.0), torch.device("cpu")) is False

@@ -1,4 +1,4 @@
-"""Labels of draft tokens are what the model says if a token is put in; a judge is trained of them."""
+"""Labels of draft tokens equal the model's replies with the token inserted; a judge trains on the labels."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_an_interrupted_training_goes_on_and_its_judge_decodes(pipe: Any, tmp_pa
 
 
 def test_a_judge_learns_what_can_be_told_apart() -> None:
-    """Also where one kind is rare; states are of numbers of every size."""
+    """One kind is rare, and the states have numbers of every size."""
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(600, 12, generator=generator) * torch.logspace(-2, 2, 12) + 5
     harmless = (states - 5) @ (1 / torch.logspace(-2, 2, 12)) > 3.0
@@ -94,7 +94,7 @@ def test_a_judge_learns_what_can_be_told_apart() -> None:
     won = sum((a > b) + (a == b) / 2 for a, b in pairs)
     assert auc(odds, harmless[400:]) == pytest.approx(won / len(pairs))
     found = odds > 0
-    assert (found & harmless[400:]).sum() > 0.8 * harmless[400:].sum(), "both kinds count alike"
+    assert (found & harmless[400:]).sum() > 0.8 * harmless[400:].sum(), "both kinds have the same weight"
     assert (~found & ~harmless[400:]).sum() > 0.8 * (~harmless[400:]).sum()
 
 

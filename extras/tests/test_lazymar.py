@@ -1,4 +1,4 @@
-"""Feature caching of MAR: where it is exact, how far off it is elsewhere, and what it saves."""
+"""Feature caching of MAR: exact cases, the size of errors in others, and the saved work."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ CELLS = SIDE**2
 ITERATIONS = 12
 LABELS = [0, 3, 4]
 EVERY = FeatureCaching(refresh=1, warm_up=1, test_layer=1)
-SOME = FeatureCaching(refresh=1000, warm_up=1, share=0.2, test_layer=1)  # the first forward computes all
-ROUNDING = 1e-5  # of float32 through four blocks; conditions are of size 1, and off by 4e-7
+SOME = FeatureCaching(refresh=1000, warm_up=1, share=0.2, test_layer=1)  # one full forward pass
+ROUNDING = 1e-5  # of float32 through four blocks; conditions have size 1 and errors of 4e-7
 
 
 @functools.cache
 def model() -> MARForImageGeneration:
-    """Width 64, 2 + 2 blocks, 16 x 16 cells; weights large enough that tokens matter to each other."""
+    """Width 64, 2 + 2 blocks, 16 x 16 cells; weights large enough that tokens influence each other."""
     config = MARConfig(
         hidden_size=64,
         encoder_layers=2,
@@ -95,7 +95,7 @@ def same_bits(images: list[Tensor], expected: list[Tensor]) -> bool:
 
 @contextmanager
 def tokens_through_blocks() -> Iterator[list[int]]:
-    """Counts tokens that go through the feed-forward of each block, a number for each call."""
+    """Count the tokens that run through the feed-forward layer of each block, one number per call."""
     counts: list[int] = []
     blocks: list[Any] = [*model().encoder_blocks, *model().decoder_blocks]
     hooks = [
@@ -112,7 +112,7 @@ def tokens_through_blocks() -> Iterator[list[int]]:
 
 
 def scene(uneven: bool = False) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Tokens [3, N, d], what is known [3, N] in each of four forwards, and what is asked for [3, 6] last."""
+    """Tokens [3, N, d], known cells [3, N] in each of four forward passes, cells [3, 6] requested last."""
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randn(3, CELLS, SIZE, generator=generator)
     order = torch.rand(3, CELLS, generator=generator).argsort(1)
@@ -126,7 +126,7 @@ def scene(uneven: bool = False) -> tuple[Tensor, list[Tensor], Tensor]:
 
 @torch.no_grad()
 def last_conditions(caching: FeatureCaching, uneven: bool = False, rows: slice = slice(None)) -> Tensor:
-    """[B, 6, D] what the last of four forwards gives for the cells that it is asked for."""
+    """[B, 6, D] conditions of the requested cells in the last of four forward passes."""
     tokens, known, cells = (each if isinstance(each, list) else each[rows] for each in scene(uneven))
     labels = torch.tensor(LABELS)[rows]
     cache = FeatureCache(model(), caching, len(labels), 1)
@@ -143,7 +143,7 @@ def exact_conditions(uneven: bool = False) -> Tensor:
 
 
 def error(share: float, uneven: bool = False) -> float:
-    """Root mean square of what conditions are off by, when three forwards in a row computed a share."""
+    """Root mean square error of conditions after three partial forward passes in a row."""
     caching = FeatureCaching(refresh=1000, warm_up=1, share=share, test_layer=1)
     return float((last_conditions(caching, uneven) - exact_conditions(uneven)).square().mean().sqrt())
 
@@ -173,7 +173,7 @@ def test_errors_shrink_as_the_share_grows() -> None:
     for uneven in (False, True):
         errors = [error(share, uneven) for share in (0.0, 0.2, 0.5, 0.8, 1.0)]
         assert all(more > 1.2 * less for more, less in zip(errors, errors[1:], strict=False)), errors
-        assert errors[0] > 1000 * ROUNDING, "caching changes nothing here, so nothing is tested"
+        assert errors[0] > 1000 * ROUNDING, "without an effect of caching, nothing is tested"
 
 
 def test_forwards_between_compute_fewer_tokens() -> None:
@@ -185,7 +185,7 @@ def test_forwards_between_compute_fewer_tokens() -> None:
             cache.conditions(tokens, each, labels, cells)
     places = BUFFER + CELLS
     assert counts[:4] == [3 * n for n in (BUFFER + 40, BUFFER + 40, places, places)]
-    new, others = 8, BUFFER + 52  # in the last forward; six cells are asked for as well
+    new, others = 8, BUFFER + 52  # in the last forward pass, which also has six requested cells
     asked = new + 6
     encoder, decoder = new + round(0.1 * others), asked + round(0.1 * (places - asked))
     assert counts[-4:] == [3 * n for n in (BUFFER + 60, encoder, places, decoder)]
@@ -211,7 +211,7 @@ def test_images_of_a_batch_are_what_they_are_alone():
 
 @torch.no_grad()
 def guided_conditions(caching: FeatureCaching | None) -> Tensor:
-    """[2, 3, 6, D] conditional and unconditional, of the last forward of the scene."""
+    """[2, 3, 6, D] conditional and unconditional conditions of the last forward pass of the scene."""
     tokens, known, cells = scene()
     labels = torch.tensor([*LABELS, *[CLASSES] * 3])
     cache = FeatureCache(model(), caching or EVERY, 3, 2)
@@ -222,7 +222,7 @@ def guided_conditions(caching: FeatureCaching | None) -> Tensor:
 
 
 def test_guidance_is_reused() -> None:
-    """Conditional rows are as without guidance; the difference is that of the last full forward."""
+    """Conditional rows equal those without guidance; the difference is that of the last full forward pass."""
     caching = FeatureCaching(refresh=1000, warm_up=1, share=1.0, test_layer=1)
     conditional, unconditional = guided_conditions(caching)
     torch.testing.assert_close(conditional, exact_conditions(), atol=ROUNDING, rtol=0)
@@ -236,7 +236,7 @@ def test_guidance_is_reused() -> None:
     before = first.gather(1, asked).unflatten(0, (2, 3))
     torch.testing.assert_close(conditional - unconditional, before[0] - before[1], atol=ROUNDING, rtol=0)
     off, size = (unconditional - exact[1]).norm(), (exact[0] - exact[1]).norm()
-    assert 100 * ROUNDING < off / size < 0.8  # better than no guidance
+    assert 100 * ROUNDING < off / size < 0.8  # closer than without guidance
 
 
 def test_guidance_is_computed_where_it_is_not_reused():

@@ -1,4 +1,4 @@
-"""Merging of visual tokens: its formula, the contract of compressors, and an answer by its kernels."""
+"""Merging of visual tokens: its formula, the contract of compressors, and an answer with its kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_it_obeys_the_contract_of_compressors(
 
 
 def test_merging_makes_means_of_the_most_similar_pairs() -> None:
-    """One round by hand: even places against odd ones, six pairs of ten, the rest in reading order."""
+    """One step by hand: even places against odd ones, six pairs of ten, the rest in reading order."""
     given = image(raster(4, 5))
     tokens, boxes = given.features[0], given.boxes[0]
     unit = tokens / tokens.norm(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""NBP under the product's tests of targets that decide cells together."""
+"""NBP in mmspec's tests of targets that decide several cells together."""
 
 from __future__ import annotations
 

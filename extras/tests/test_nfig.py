@@ -1,4 +1,4 @@
-"""NFIG is VAR with bands of frequencies, and settings of its own."""
+"""NFIG is VAR with frequency bands and its own settings."""
 
 from __future__ import annotations
 

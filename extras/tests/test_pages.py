@@ -1,4 +1,4 @@
-"""Every method has a page, whose built part is what would be built; every linked file exists."""
+"""Every method has a page with an up-to-date generated part; every linked file exists."""
 
 import re
 import runpy

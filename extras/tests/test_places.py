@@ -1,4 +1,4 @@
-"""Rules that choose places of a block, under the product's tests of such rules."""
+"""Rules that choose places of a block, in mmspec's tests of such rules."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def prophet(gap: float) -> Pick:
 
 
 def weighted(least: float, count: int | None) -> Pick:
-    """EOSER with one place a step; with a count of None ASS: 1, 2, 4, ... places, then all."""
+    """EOSER with one place per step, or ASS if `count` is None: 1, 2, 4, ... places, then all."""
 
     def pick(seen: list[Seen], at: At) -> set[int]:
         if count is None:
@@ -81,7 +81,7 @@ def test_tokens_and_forwards_are_those_of_lists(
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.8)], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("least", [0.12, 0.3, 2.0])
 def test_blocks_that_end_at_delimiters_are_those_of_lists(least: float, sampler: Sampler) -> None:
-    """AdaBlock (2509.26432): of the places in the window, the surest delimiter ends the block."""
+    """AdaBlock (2509.26432): the surest delimiter in the window ends the block."""
     window, longest, bar, delimiters = 6, 4, 0.25, {1, 2, 3, 5, 7, 11, 13}
     model = model_of("llada")
     mask, stream = model.config.mask_token_id, RandomStream.from_seed(5, len(PROMPTS))

@@ -1,4 +1,4 @@
-"""LANTERN and GSD as released equal their loops; GSD over clusters; the product's tests of relaxed rules."""
+"""LANTERN and GSD as released equal naive loops; GSD over clusters; mmspec's tests of relaxed rules."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def draws_without_replacement(q: list[float], siblings: int) -> list[tuple[list[
 
 
 def test_released_lantern_at_temperature_zero_takes_what_its_neighbours_make_the_likeliest() -> None:
-    """Accepts x where p(x) + c(x) is the largest of all, and follows the deepest such path."""
+    """The rule accepts x if p(x) + c(x) is at least the largest probability, and follows the deepest path."""
     rule = fitted(ReleasedLantern(0.5, neighbours=1), 6)
     logits = dirichlet(40, 4, 6, seed=3, concentration=2.0).log()
     tokens = torch.randint(6, (40, 4), generator=torch.Generator().manual_seed(0))
@@ -165,12 +165,12 @@ def test_clusters_emit_nothing_that_the_target_excludes(monkeypatch: pytest.Monk
 
 
 def test_trees_report_distances() -> None:
-    """Total variations of many relaxed siblings add up to a bound on a distance, so it is at most 1."""
+    """The total variations of many relaxed siblings add up to a bound on a distance, which is at most 1."""
     p, _ = dirichlet(2, 64, checks.VOCABULARY, seed=7)
     scores = Scores(p[:, None].expand(-1, checks.VOCABULARY, -1).log(), False)
     tokens = torch.arange(checks.VOCABULARY).expand(64, -1)
     draft = tree_of(tokens, [0] * checks.VOCABULARY, DraftKind.POINT)  # the root and all other tokens
-    rule = checks.rule_of("lantern_released", delta=0.9, neighbours=2)  # its residuals leave p
+    rule = checks.rule_of("lantern_released", delta=0.9, neighbours=2)  # its residuals differ from p
     _, tv = rule.measure(draft, scores, RandomStream.from_seed(0, 64), torch.ones(64, dtype=torch.long))
     assert (tv <= 1.0).all(), f"{tv.max()}"
 

@@ -1,4 +1,4 @@
-"""Most similar vectors and means of merged ones: equal to float64; kernels equal to torch; ties."""
+"""Most similar vectors and means of merged vectors: accuracy against float64, kernels against torch, ties."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Both = Callable[..., tuple[Any, Any]]
 
 
 def guarded(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[P, n, d] vectors, every second row and the ends of rows of a tensor of NaN."""
+    """Return vectors [P, n, d] in a tensor of NaN: every second row, without the ends of rows."""
     sets, rows, width = shape
     inner = torch.full((sets, 2 * rows + 1, width + 2), float("nan"), dtype=dtype)[:, 1::2, 1:-1]
     inner.copy_(torch.randn(shape, generator=torch.Generator().manual_seed(seed)))
@@ -23,7 +23,7 @@ def guarded(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tenso
 
 
 def pairs(sets: int, rows: int, columns: int, width: int, device: torch.device, dtype: Any) -> Any:
-    """Vectors a, of which one is zero, vectors b, and which of b there are: none in the first set."""
+    """Return vectors a (one is zero), vectors b, and which vectors of b exist: none in the first set."""
     a, b = guarded(sets, rows, width, seed=1, dtype=dtype), guarded(sets, columns, width, seed=2, dtype=dtype)
     a[:, 0] = 0
     mask = torch.rand(sets, columns, generator=torch.Generator().manual_seed(3)) < 0.8
@@ -62,7 +62,7 @@ def merged(sets: int, members: int, width: int, count: int, device: torch.device
     generator = torch.Generator().manual_seed(5)
     weights = torch.randint(1, 5, (sets, members), generator=generator).float()
     target = torch.randint(-1, count, (sets, members), generator=generator)
-    target[target == count // 2] = -1  # nothing is merged into that one
+    target[target == count // 2] = -1  # this slot is empty
     values[(target < 0)[..., None].expand_as(values)] = float("nan")
     return values.to(device), weights.to(device), target.to(device), count
 

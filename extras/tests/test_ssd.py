@@ -31,7 +31,7 @@ LARGE = ImageGrid(rows=6, columns=4, codebook_size=8)
 
 @functools.cache
 def small(grid: ImageGrid = GRID) -> FanOutTarget:
-    """A language model whose eight words are codes."""
+    """A language model whose eight tokens are codes."""
     target = FanOutTarget(tiny_lm_v8())
     target.grid = grid
     return target
@@ -55,7 +55,7 @@ def test_outputs_follow_the_targets_distribution(sampler: Sampler, options: dict
 
 @torch.inference_mode()
 def test_cells_are_drafted_from_the_states_above(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Below a committed cell, by the states that one reading of the image so far gives."""
+    """Compared, below a committed cell, with the states of one forward pass over the image so far."""
     target, sampler, compared = small(LARGE), Sampler(1.0), 0
     initial, propose = VerticalSession._initial, VerticalSession.propose
     canvases: list[Canvas] = []
@@ -72,7 +72,7 @@ def test_cells_are_drafted_from_the_states_above(monkeypatch: pytest.MonkeyPatch
         for row, tokens in enumerate(canvases[-1].ids):
             if place[row, 0] >= LARGE.length - 1:
                 continue
-            states = target.read([{"input_ids": torch.tensor([tokens[:-1]])}], (-1,))[-1]  # not of the root
+            states = target.read([{"input_ids": torch.tensor([tokens[:-1]])}], (-1,))[-1]  # without the root
             read = self.head.join({-1: states}, 1)[:, len(PROMPT) :]
             due = sampler.scores(read_below(self.head, target, read, self.layout.uniform[:1] > 0)).p[0]
             for slot, at in enumerate((place[row] - LARGE.columns).tolist()):
@@ -90,7 +90,7 @@ def test_cells_are_drafted_from_the_states_above(monkeypatch: pytest.MonkeyPatch
 
 
 def test_rows_with_longer_rows_of_cells_join_a_batch() -> None:
-    """The newest states stay last, whatever the row's own number of columns."""
+    """The newest states stay last, for any number of columns of the row."""
     target = images()
     made = VerticalDrafter(head_for(target), 6).fit(target)
     inputs, sessions = {"input_ids": torch.tensor([[1, 2, 3]])}, []

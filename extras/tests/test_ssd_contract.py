@@ -1,4 +1,4 @@
-"""Vertical drafts under the product's tests of drafters that sample, of windows and of their refusals."""
+"""Vertical drafts in mmspec's tests of sampling drafters, of windows and of refused input."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_head_learns_from_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_drafts_from_the_row_above_save_forwards() -> None:
-    """In whole images, by windows of half a row, whose places are judged soon after they are new."""
+    """In whole images, with windows of half a row, whose places are verified soon after they are new."""
     drafter = VerticalDrafter(test_shipped_models.head_of("ssd"), 8)
     assert test_shipped_models.accepted(drafter, 256) > test_shipped_models.accepted(JacobiDrafter(8), 256)
 

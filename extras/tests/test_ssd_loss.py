@@ -36,7 +36,7 @@ class RowsWithEnds:
 
 @torch.no_grad()
 def test_cells_are_those_of_the_images_that_came_out() -> None:
-    """States and goals against one reading of each image."""
+    """States and goals equal those of one forward pass over each image."""
     target, data = images(), RowsWithEnds()
     loss = VerticalLoss(head_for(target), target)
     batch = loss.make(data, 0, 0)
@@ -54,7 +54,7 @@ def test_cells_are_those_of_the_images_that_came_out() -> None:
         read = torch.cat(states, -1)[0, above]
         logits, unconditional = (target.head(each)[0] for each in states)
         due = (unconditional + GUIDANCE * (logits - unconditional))[[at + GRID.stride - 1 for at in above]]
-        # cells come in random order: each is found by its states
+        # cells have a random order, so that each is found by its states
         found = torch.cdist(batch.states[row], read).argmin(-1)
         assert sorted(found.tolist()) == list(range(len(above)))
         assert torch.allclose(batch.states[row], read[found], atol=1e-6)
@@ -99,7 +99,7 @@ def test_excluded_tokens_give_gradients_that_are_numbers(batch: tuple[LlamaGenTa
 
 
 def test_a_step_learns_from_some_cells_of_some_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large images are; and a run that goes on from any step has images at once."""
+    """The number of cells is limited for any image size; a run that continues from any step draws images."""
     monkeypatch.setattr(ssd, "CELLS", 10)
     target, data = images(), RowsWithEnds()
     loss = VerticalLoss(head_for(target), target)

@@ -1,4 +1,4 @@
-"""Vertical heads of random weights, whose predictions are far from the target's distribution."""
+"""Vertical heads with random weights, whose predictions are far from the target's distribution."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mmspec_extras.methods.ssd.head import VerticalConfig, VerticalHead
 
 
 def head_for(target: CausalTarget, seed: int = 0, strength: float = 3.0, **settings: Any) -> VerticalHead:
-    """A random head in the target's precision."""
+    """Return a random head in the target's precision."""
     config = VerticalConfig.for_target(target.config, target.vocabulary, width=16)
     for setting, value in settings.items():
         setattr(config, setting, value)

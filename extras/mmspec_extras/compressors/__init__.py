@@ -1,1 +1,1 @@
-"""Compressors of visual tokens, which the entry points `mmspec.compressors` name."""
+"""Compressors of visual tokens, registered under the entry point group `mmspec.compressors`."""

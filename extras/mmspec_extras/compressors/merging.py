@@ -1,4 +1,4 @@
-"""Compressor that merges visual tokens which are alike."""
+"""Compressor that merges similar visual tokens."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["Merging", "merge_once"]
 
 
 def merge_once(images: VisualTokens, weights: Tensor, tokens: int) -> tuple[VisualTokens, Tensor]:
-    """A step of bipartite soft matching: the most similar pairs become their means.
+    """Replace the most similar pairs of tokens by their means, in one step of bipartite soft matching.
 
-    Each token at an even place is paired with the most similar one at an odd place, and the most similar
-    pairs are merged: as many as leave `tokens`, at most half of an image's tokens.
+    Each token at an even place is paired with the most similar token at an odd place. The most similar pairs
+    are merged until `tokens` are left, at most half of an image's tokens (ToMe, 2210.09461).
 
     Args:
         images: [P, N, d], N > tokens; padding last.
-        weights: [P, N] float32, of how many tokens each is the mean.
-        tokens: how many should be left.
+        weights: [P, N] float32, number of original tokens that each is the mean of.
+        tokens: number of tokens that should be left.
 
     Returns:
-        The images, [P, max(tokens, ceil(N / 2)), d], in reading order, and their weights.
+        The images [P, max(tokens, ceil(N / 2)), d], in reading order, and their weights.
     """
     left = max(tokens, -(-images.mask.shape[1] // 2))
     with torch.no_grad():
@@ -46,11 +46,11 @@ def merge_once(images: VisualTokens, weights: Tensor, tokens: int) -> tuple[Visu
 
 
 class Merging(Compressor):
-    """C tokens, means of tokens that are alike; no question needed (ToMe's matching, 2210.09461).
+    """C tokens, each the mean of similar tokens, without the question (ToMe's matching, 2210.09461).
 
-    ToMe merges a few tokens in each layer of the encoder, by their attention keys; here its matching halves
-    the tokens of an image until C are left, by the tokens themselves. A merged token's box is the mean of
-    theirs.
+    ToMe merges a few tokens in each layer of the encoder, by their attention keys. Here its matching compares
+    the tokens themselves, and halves their number until C are left. The box of a merged token is the mean of
+    the boxes of its tokens.
     """
 
     def __init__(self, width: int, tokens: int = 64) -> None:

@@ -1,4 +1,4 @@
-"""Most similar vectors, and the means of those that are merged: steps of bipartite soft matching."""
+"""Kernels of bipartite soft matching: the most similar vectors, and the means of merged vectors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mmspec.kernels.backend import (
 )
 
 EPSILON = tl.constexpr(1e-12)  # the smallest norm that `normalize` divides by
-WIDTH = 256  # elements of a merged vector that one program sums up
+WIDTH = 256  # elements of a merged vector that one program sums
 
 
 @operator(
@@ -28,18 +28,18 @@ WIDTH = 256  # elements of a merged vector that one program sums up
     )
 )
 def most_similar(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Most similar vector of another set, by cosine, for each vector of a set.
+    """Find the most similar vector of another set, by cosine, for each vector of a set.
 
-    The kernel never holds the matrix of similarities. It has no gradient.
+    The kernel does not store the matrix of similarities. It has no gradient.
 
     Args:
         a: [P, n, d].
         b: [P, m, d].
-        mask: [P, m] bool, which of b there are.
+        mask: [P, m] bool, whether each vector of b exists.
 
     Returns:
         similarity: [P, n] float32; -inf where b is empty.
-        index: [P, n] int64 into b, the lowest of equally similar ones; 0 where b is empty.
+        index: [P, n] int64 into b, the lowest of equally similar vectors; 0 where b is empty.
     """
     if a.dtype != torch.float64 and use_triton(a.device):
         return most_similar_triton(a, b, mask)
@@ -60,19 +60,19 @@ def most_similar(a: Tensor, b: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     )
 )
 def merge_vectors(values: Tensor, weights: Tensor, target: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Weighted means of vectors that are merged into the same one.
+    """Return the weighted means of the vectors that are merged into the same slot.
 
-    The torch form has gradients to `values`, and runs wherever one is wanted.
+    The torch form has gradients to `values`, and runs if a gradient is needed.
 
     Args:
         values: [P, N, d].
         weights: [P, N] float32, positive.
-        target: [P, N] int64 from 0 to count - 1, what each vector becomes part of; -1 for none.
-        count: C.
+        target: [P, N] int64 slot of each vector, from 0 to count - 1; -1 for none.
+        count: number of slots, C.
 
     Returns:
         mean: [P, C, d]; zero where nothing was merged.
-        total: [P, C] float32, the sums of the weights.
+        total: [P, C] float32 sums of the weights.
     """
     if values.dtype != torch.float64 and use_triton_without_gradient(values):
         return merge_vectors_triton(values, weights, target, count)
@@ -199,7 +199,7 @@ def _most_similar_kernel(
         similarity = tl.where(exists[None, :], similarity, float("-inf"))
         highest = tl.max(similarity, 1)
         first_of = tl.min(tl.where(similarity == highest[:, None], column[None, :], columns), 1)
-        better = highest > best  # equally similar ones further on do not count
+        better = highest > best  # keeps the first of equally similar vectors
         where = tl.where(better, first_of, where)
         best = tl.where(better, highest, best)
     best = best / tl.maximum(tl.sqrt(a_square), EPSILON)
@@ -211,8 +211,8 @@ def _most_similar_kernel(
 def _merge_kernel(
     values_ptr,  # [sets, members, width] with two strides
     weights_ptr,  # [sets, members]
-    order_ptr,  # [sets, members] the vectors by target
-    starts_ptr,  # [sets, count + 1] where in the order those of each target begin
+    order_ptr,  # [sets, members] the vectors, sorted by target
+    starts_ptr,  # [sets, count + 1] where the vectors of each target begin in that order
     mean_ptr,  # [sets, count, width]
     total_ptr,  # [sets, count]
     members,

@@ -1,4 +1,4 @@
-"""Model families, a folder each; the entry point `mmspec.families` names their records."""
+"""Model families, one per folder; the entry point `mmspec.families` names their records."""
 
 from mmspec_extras.families import ctf, nbp, nfig, xlnet
 

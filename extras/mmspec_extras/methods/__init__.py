@@ -1,4 +1,4 @@
-"""Methods, a folder each; the entry point `mmspec.methods` names their records."""
+"""Methods, one per folder; the entry point `mmspec.methods` names their records."""
 
 from mmspec_extras.methods import (
     adablock,

@@ -1,8 +1,8 @@
 """CTF (2503.16194): a LlamaGen of coarse tokens, and a refiner of all fine tokens in one forward pass.
 
-Entries of the codebook that look alike are one coarse token. Coarse tokens are drawn in raster order, as any
-image is; then a network in which all cells see each other predicts which entry of its cluster each cell is.
-No code and no weights were published: the layout is this package's own.
+Similar entries of the codebook share one coarse token. Coarse tokens are drawn in raster order. Then a
+network in which all cells see each other predicts the entry of each cell within its cluster. The authors
+published no code and no weights; the layout is this package's own.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ __all__ = ["CTFConfig", "CTFForCausalLM", "CTFModel", "CTFRefiner"]
 
 @strict
 class CTFConfig(LlamaGenConfig):
-    """The shape of a LlamaGen of coarse tokens, with its refiner (CTF, 2503.16194).
+    """Config of a LlamaGen of coarse tokens with its refiner (CTF, 2503.16194).
 
     Attributes:
-        vocab_size: coarse tokens K, the clusters of the codebook.
-        codebook_size: entries of the image tokenizer, V.
-        refiner_layers: of the refiner, each as wide as one of the model.
+        vocab_size: number K of coarse tokens, the clusters of the codebook.
+        codebook_size: number V of entries of the image tokenizer.
+        refiner_layers: number of layers of the refiner, each as wide as a layer of the model.
     """
 
     model_type = "ctf"
@@ -39,14 +39,14 @@ class CTFConfig(LlamaGenConfig):
     refiner_layers: int = 12
 
     def validate_clusters(self) -> None:
-        """Refuse more clusters than entries; called by `strict`."""
+        """Raise ValueError for more clusters than entries; called by `strict`."""
         if not 1 <= self.vocab_size <= self.codebook_size:
             rule = f"must be between 1 and {self.codebook_size}, the entries of the codebook"
             raise ValueError(f"vocab_size {rule}; got {self.vocab_size}")
 
 
 class CTFRefiner(nn.Module):
-    """The network that predicts the fine tokens of an image from all of its coarse ones.
+    """Predicts the fine tokens of an image from all its coarse tokens.
 
     Attributes:
         cluster_of: [V] the coarse token of each entry of the codebook.
@@ -67,7 +67,7 @@ class CTFRefiner(nn.Module):
         self.register_buffer("cluster_of", torch.arange(config.codebook_size) % config.vocab_size)
 
     def forward(self, coarse: Tensor) -> Tensor:
-        """Logits [B, N, V] of the fine tokens of images [B, N] of coarse ones; -inf beyond each cluster."""
+        """Return logits [B, N, V] of fine tokens from coarse tokens [B, N]; -inf outside each cluster."""
         states = self.embed_tokens(coarse)
         places = self.config.prefix_length + torch.arange(coarse.shape[1], device=coarse.device)
         precise = torch.promote_types(states.dtype, torch.float32)
@@ -86,7 +86,7 @@ class CTFModel(LlamaGenModel):
 
 
 class CTFForCausalLM(LlamaGenForCausalLM):
-    """LlamaGen over coarse tokens, which `refiner` turns into those of the image tokenizer.
+    """LlamaGen over coarse tokens; `refiner` maps them to tokens of the image tokenizer.
 
     Example:
         >>> shape = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 2, "refiner_layers": 1}

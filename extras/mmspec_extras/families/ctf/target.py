@@ -1,4 +1,4 @@
-"""CTF (2503.16194) as a target: coarse tokens are decoded, and refined where an image is made of them."""
+"""CTF (2503.16194) as a target: decodes coarse tokens, and refines them before an image is made."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["CTFTarget"]
 class CTFTarget(LlamaGenTarget):
     """Adapter from a LlamaGen of coarse tokens to the Target interface.
 
-    An output is coarse: all accelerators of images in raster order decode it, and those that are exact are so
-    in coarse tokens, of which the fine ones are a function. The distance of two coarse tokens is that of the
-    means of their entries.
+    The output consists of coarse tokens, which all accelerators of raster images decode. "Exact" refers to
+    the coarse tokens; the fine tokens are a function of them. The distance of two coarse tokens is that of
+    the means of their entries.
 
     Args:
-        model: with its refiner.
-        vq, codebook: as of a `LlamaGenTarget`, of fine tokens.
+        model: the model with its refiner.
+        vq, codebook: see `LlamaGenTarget`; those of the fine tokens.
 
     Raises:
-        CheckpointError: the image tokenizer has another number of entries than the refiner predicts, or a
-            coarse token stands for none of them.
+        CheckpointError: the image tokenizer and the refiner differ in the number of entries, or a coarse
+            token has no entry.
     """
 
     config: CTFConfig
@@ -47,11 +47,11 @@ class CTFTarget(LlamaGenTarget):
 
     @property
     def entries(self) -> int:
-        """Entries of the codebook, of which coarse tokens are clusters."""
+        """Number of entries of the codebook, before clustering."""
         return self.config.codebook_size
 
     def tokens_of(self, entries: Tensor) -> Tensor:
-        """The clusters that entries of the codebook are in."""
+        """Return the clusters of entries of the codebook."""
         return self.model.refiner.cluster_of[entries]
 
     def decode_output(self, codes: Tensor, grid: ImageGrid) -> Tensor:
@@ -60,6 +60,6 @@ class CTFTarget(LlamaGenTarget):
 
     @torch.no_grad()
     def refine(self, codes: Tensor) -> Tensor:
-        """Choose the likeliest fine code [B, cells] of each cell given all coarse ones, in one pass."""
+        """Return the likeliest fine codes [B, cells] given all coarse codes, in one forward pass."""
         fine: Tensor = self.model.refiner(codes).argmax(-1)
         return fine

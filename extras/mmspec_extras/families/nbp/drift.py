@@ -1,4 +1,4 @@
-"""Drift of a clip: how far the scores of its later chunks are from that of the first."""
+"""Drift of a clip: the distance of the scores of its later chunks from the score of the first."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ WEIGHTS = ("uniform", "linear", "log")
 
 
 def video_drift(scores: Sequence[float], weights: str = "uniform") -> float:
-    """Video drift error (BlockVid, 2511.22973): the weighted sum of |m_i - m_1| / m_1 over chunks of a clip.
+    """Return the video drift error (BlockVid, 2511.22973): a weighted sum of |m_i - m_1| / m_1 over chunks.
 
-    The published weights have traps. They are not normalised, so that the figure grows with the number of
-    chunks N; "uniform" is a mean, and does not. Late chunks weigh least, though late stability is what is
-    asked for, and with "log" the last one weighs nothing. With any weights a clip that is bad from its first
-    chunk on scores well, and steps up count as steps down do: give the mean score beside it.
+    The published weights are not normalised, so that the error grows with the number of chunks N; "uniform"
+    is a mean. They are smallest for late chunks, although the error should measure late stability; "log"
+    ignores the last chunk. With any weights, a clip that is bad from its first chunk on has a small error,
+    and a rising score counts like a falling one. Report the mean score as well.
 
     Args:
-        scores: m_1 to m_N, a score of each of N chunks of equal length, in the order of the clip.
-        weights: of chunk i = 2 to N: "uniform", 1 / (N - 1); or as published "linear", N - i + 1, or "log",
-            ln(N - i + 1).
+        scores: m_1 to m_N, the scores of N chunks of equal length, in the order of the clip.
+        weights: weight of chunk i = 2 to N: "uniform", 1 / (N - 1); as published "linear", N - i + 1, or
+            "log", ln(N - i + 1).
 
     Raises:
-        InputError: fewer than two scores, one that is not finite, a first one that is not above 0, or no such
-            weights.
+        InputError: there are fewer than two scores, a score is not finite, the first is not above 0, or the
+            weights are unknown.
     """
     if weights not in WEIGHTS:
         raise InputError("weights", weights, did_you_mean(weights, WEIGHTS))

@@ -1,4 +1,4 @@
-"""The transformer of NBP (2502.07737): PAR's, whose special tokens begin a clip's second block."""
+"""The transformer of NBP (2502.07737): PAR's, with special tokens that predict the second block of a clip."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["NBPConfig", "NBPForCausalLM", "NBPModel"]
 
 @strict
 class NBPConfig(LlamaGenConfig):
-    """The shape of a model that predicts the next block of a clip (NBP, 2502.07737).
+    """Config of a model that predicts the next block of a clip (NBP, 2502.07737).
 
-    The frames of a clip, `grid_size` tokens a side, stand one below another, and positions are those of this
-    strip: a row of a frame stands `grid_size` rows below the same row of the frame before.
+    The frames of a clip, `grid_size` tokens a side, form a strip, one below another. Positions are those of
+    the strip: a row of a frame is `grid_size` rows below the same row of the frame before.
 
     Attributes:
-        frames: of a clip; the published 17 frames of a video are 5 of tokens.
-        block_size: n tokens of a block, in raster order; None for a row of a frame. n - 1 special tokens are
-            learned.
+        frames: number of frames of tokens; 5 for the 17 video frames of the paper.
+        block_size: number n of tokens per block, in raster order; None for a row of a frame. n - 1 special
+            tokens are learned.
     """
 
     model_type = "nbp"
@@ -31,32 +31,32 @@ class NBPConfig(LlamaGenConfig):
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of a clip."""
+        """Number of tokens of a clip."""
         return self.frames * self.grid_size**2
 
     @property
     def group_size(self) -> int:
-        """Cells that a forward pass decides."""
+        """Number of cells that a forward pass decides."""
         return self.block_size or self.grid_size
 
     def validate_blocks(self) -> None:
-        """Refuse a clip without frames, and blocks that do not divide a frame; called by `strict`."""
+        """Raise ValueError for a clip without frames, or a block that does not divide a frame."""
         if self.frames < 1:
-            raise ValueError(f"frames: got {self.frames}; at least 1")
+            raise ValueError(f"frames must be at least 1; got {self.frames}")
         if self.group_size < 1 or self.grid_size**2 % self.group_size:
             rule = f"must divide {self.grid_size**2}, the tokens of a frame"
             raise ValueError(f"block_size {rule}; got {self.block_size}")
 
 
 class NBPModel(PARModel):
-    """LlamaGen's transformer, with tokens that ask for the second block of a clip but its first token."""
+    """LlamaGen's transformer, with special tokens that predict the second block of a clip."""
 
     config: NBPConfig  # type: ignore[assignment]
     config_class = NBPConfig
 
 
 class NBPForCausalLM(LlamaGenForCausalLM):
-    """NBP: the next token, and in blocks the token at the same place of the next block."""
+    """NBP: each token predicts the next one, or in blocks the token at its place in the next block."""
 
     config: NBPConfig
     config_class = NBPConfig

@@ -1,4 +1,4 @@
-"""NBP (2502.07737) as a target: a block of a clip in each forward pass."""
+"""NBP (2502.07737) as a target: each forward pass decides a block of a clip."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["NBPTarget", "RecentBlocks"]
 
 @dataclass(frozen=True)
 class RecentBlocks(CellGroup):
-    """A block of a clip that sees the first block and some of the most recent ones alone.
+    """A block of a clip that sees only the first block and some of the most recent ones.
 
     Attributes:
-        context_blocks: most recent blocks that are kept.
+        context_blocks: number of most recent blocks that are kept.
     """
 
     context_blocks: int
@@ -29,9 +29,9 @@ class RecentBlocks(CellGroup):
 class NBPTarget(PARTarget):
     """Adapter from a model that predicts the next block of a clip (NBP, 2502.07737).
 
-    The first block comes token after token. Its last token and n - 1 special tokens predict the second block;
-    from then on token j of a block predicts token j of the next. Blocks see themselves and all before, and
-    are clean when they are read, so that no further pass stores their keys.
+    The first block is decoded token by token. Its last token and n - 1 special tokens predict the second
+    block; from then on, token j of a block predicts token j of the next. A block sees itself and all blocks
+    before it. Its tokens are final when they are read, so that their keys need no further forward pass.
     """
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
@@ -43,13 +43,13 @@ class NBPTarget(PARTarget):
         nodes, size = super().nodes(draft), self.group_size
         if not isinstance(draft, RecentBlocks):
             return nodes
-        # the keys of the first block stay; a later one is written over that of so many blocks before
+        # the first block keeps its slots; each later block overwrites the oldest of the kept ones
         junk = self.grid.cells
         kept = min(draft.context_blocks, junk // size - 1)
         newest = draft.begin // size - 1
         blocks = [0, *(newest - (newest - 1 - lane) % kept for lane in range(kept))]
         held = [
-            block * size + place if block > 0 or not lane else junk  # nothing yet
+            block * size + place if block > 0 or not lane else junk  # no block yet
             for lane, block in enumerate(blocks)
             for place in range(size)
         ]

@@ -1,4 +1,4 @@
-"""NFIG (2503.07076): images by bands of frequency, with the transformer of VAR."""
+"""NFIG (2503.07076): images by frequency bands, with VAR's transformer."""
 
 from mmspec.families.llamagen import kin
 from mmspec_extras.families.nfig.modeling import NFIGForCausalLM

@@ -1,4 +1,4 @@
-"""The transformer of NFIG (2503.07076): that of VAR, with bands of frequencies for scales."""
+"""The transformer of NFIG (2503.07076): VAR's, with frequency bands instead of scales."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ __all__ = ["NFIGConfig", "NFIGForCausalLM", "NFIGModel"]
 
 @strict
 class NFIGConfig(VARConfig):
-    """The shape of a model that predicts an image by bands of frequency, low ones first (NFIG, 2503.07076).
+    """Config of a model that predicts an image by frequency bands, low ones first (NFIG, 2503.07076).
 
-    The transformer is VAR's; its scales are bands, which an image tokenizer of its own quantises one after
-    another. That tokenizer's encoder, which parts an image into bands, is not here: images are drawn from its
-    codes as from VAR's.
+    The transformer is VAR's. Its scales are bands, which NFIG's image tokenizer quantises one after another.
+    The encoder of that tokenizer, which splits an image into bands, is not included; images are decoded from
+    codes as in VAR.
     """
 
     model_type = "nfig"
 
     def band_edges(self) -> list[float]:
-        """Upper edge of each band, as a share of the largest frequency: as wide as it has tokens."""
+        """Return the upper edge of each band as a share of the largest frequency: its share of the tokens."""
         return [count / self.image_tokens for count in accumulate(side**2 for side in self.patch_nums)]
 
 
 class NFIGModel(VARModel):
-    """The transformer of an NFIG: VAR's."""
+    """VAR's transformer, with NFIG's config."""
 
     config: NFIGConfig
     config_class = NFIGConfig
 
 
 class NFIGForCausalLM(VARForCausalLM):
-    """NFIG: the tokens of a band of frequencies, given a class and all lower bands."""
+    """NFIG: predicts the tokens of a frequency band, given a class and all lower bands."""
 
     config: NFIGConfig
     config_class = NFIGConfig

@@ -1,4 +1,4 @@
-"""NFIG (2503.07076) as a target: a band of frequencies in each forward pass."""
+"""NFIG (2503.07076) as a target: each forward pass decides a frequency band."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ __all__ = ["NFIGTarget"]
 
 
 class NFIGTarget(VARTarget):
-    """Adapter from a model that decides a band of frequencies in each forward pass (NFIG, 2503.07076)."""
+    """Adapter from a model that decides a frequency band in each forward pass (NFIG, 2503.07076)."""
 
     settings: ClassVar[Keywords] = {"guidance_scale": 5.5, "top_k": 990}

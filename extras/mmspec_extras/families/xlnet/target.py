@@ -1,8 +1,8 @@
-"""Any-subset density models as targets: gaps of a text are filled from left to right, given all around them.
+"""Any-subset density models as targets, which fill the gaps of a text from left to right.
 
-XLNet (1906.08237) learns the density of any places given any others, by two streams of attention. With what
-is known first and the gaps behind, from left to right, that is an order like any other: a gap is the next
-token.
+XLNet (1906.08237) learns the density of any places given any others, with two streams of attention. In the
+order used here, the known places come first and the gaps follow from left to right, so that each gap is a
+next token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from mmspec.targets.model_target import ModelTarget
 __all__ = ["AnySubsetTarget", "Gaps"]
 
 XLNET_MASK = 6
-KNOWN = -1  # rank of what the prompt says
+KNOWN = -1  # rank of the places that the prompt gives
 
 
 @dataclass
@@ -34,10 +34,10 @@ class Gaps(TargetState):
     """Texts of a batch, and their gaps.
 
     Attributes:
-        tokens: [B, L + 1] with the mask token in gaps that are open; junk at L.
-        places: [B, M] of the gaps, from left to right; L behind the last.
-        filled: [B] gaps whose tokens are committed.
-        lengths: [B] of the texts.
+        tokens: [B, L + 1] with the mask token in open gaps; place L is unused.
+        places: [B, M] places of the gaps, from left to right; L after the last.
+        filled: [B] number of gaps whose tokens are committed.
+        lengths: [B] lengths of the texts.
     """
 
     row_fields = named("tokens", "places", "filled", "lengths")
@@ -61,16 +61,16 @@ class Gaps(TargetState):
 
 
 class AnySubsetTarget(ModelTarget[Gaps]):
-    """Adapter from an XLNet to the Target interface: its output are the tokens of gaps, and the end token.
+    """Adapter from an XLNet to the Target interface; the output is the tokens of the gaps and the end token.
 
-    Nothing is cached: every forward pass reads the text anew.
+    Nothing is cached: every forward pass reads the whole text.
 
     Args:
         model: a loaded XLNet with an LM head, in eval mode.
-        mask_token_id: the token of a gap in prompts; None is the config's, or XLNet's.
+        mask_token_id: token that marks a gap in prompts; None for that of the config, or else XLNet's.
 
     Raises:
-        InputError: the model has no end token, which the output ends with.
+        InputError: the model has no end token.
     """
 
     prefix_cache = None
@@ -79,7 +79,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         self.model: Any = model
         self.config: Any = None  # no head reads its states
         own = getattr(model.config, "mask_token_id", None)
-        given = (each for each in (mask_token_id, own) if each is not None)  # 0 is a token too
+        given = (each for each in (mask_token_id, own) if each is not None)  # 0 is valid
         self.mask_token_id: int = next(given, XLNET_MASK)
         self.end: Any = model.config.eos_token_id
         self.vocabulary: int = model.config.vocab_size
@@ -90,20 +90,20 @@ class AnySubsetTarget(ModelTarget[Gaps]):
             raise InputError("eos_token_id", None, "must be set: the output ends with this token")
 
     def compile(self) -> None:
-        """Compiled steps are not there.
+        """Refuse to compile.
 
         Raises:
             InputError: always.
         """
         raise InputError(
-            "compile", True, "is not available: gaps are filled by whole forward passes of any length"
+            "compile", True, "is not available: forward passes over texts with gaps have any length"
         )
 
     def arrange(self, prompts: Sequence[Mapping[str, Tensor]]) -> Gaps:
         """Find the gaps of prompts.
 
         Raises:
-            InputError: a prompt has none.
+            InputError: a prompt has no gap.
         """
         rows = [prompt["input_ids"][0].to(self.device) for prompt in prompts]
         found = [(row == self.mask_token_id).nonzero()[:, 0] for row in rows]
@@ -119,20 +119,20 @@ class AnySubsetTarget(ModelTarget[Gaps]):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[Gaps, PromptOutput]:
-        """Read the texts. Returns the state and logits [B, 1, V] of the first gap."""
+        """Read the texts, and return the state and the logits [B, 1, V] of the first gap."""
         if taps:
-            raise InputError("taps", tuple(taps), "must be empty: no head reads the states of two streams")
+            raise InputError("taps", tuple(taps), "must be empty: heads cannot read states of two streams")
         state = self.arrange(prompts)
         first = torch.zeros_like(state.filled)[:, None]
         return state, PromptOutput(self.predict(state, state.tokens, state.ranks, first))
 
     def predict(self, state: Gaps, tokens: Tensor, ranks: Tensor, gaps: Tensor) -> Tensor:
-        """Logits of gaps, each given all places of lower rank.
+        """Return the logits of gaps, each given all places of lower rank.
 
         Args:
-            state: of the texts.
-            tokens, ranks: [B, L + 1] what stands at each place, and its order.
-            gaps: [B, n] by their number; those behind the last are the end token.
+            state: state of the texts.
+            tokens, ranks: [B, L + 1] token and rank of each place.
+            gaps: [B, n] numbers of gaps; a number after the last gap is the end token.
 
         Returns:
             [B, n, V].
@@ -142,7 +142,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         sees = (ranks[:, None] < ranks[:, :, None]) | (ranks[:, None] == KNOWN)
         over = gaps >= state.count[:, None]
         at = state.places.gather(1, gaps.clamp_max(state.places.shape[1] - 1))
-        at = at.where(~over, tokens.shape[1])  # nowhere: queries at one place would be added up
+        at = at.where(~over, tokens.shape[1])  # no place: queries at one place would be summed
         mapping = torch.nn.functional.one_hot(at, tokens.shape[1] + 1)[..., :-1]
         hidden = ~(sees & inside[:, None])
         logits: Tensor = self.model(
@@ -162,7 +162,7 @@ class AnySubsetTarget(ModelTarget[Gaps]):
         return TargetOutput(self.predict(state, tokens, state.ranks, gaps + 1))
 
     def filled(self, state: Gaps, values: Tensor, gaps: Tensor) -> Tensor:
-        """[B, L + 1] tokens of the texts with values [B, n] in gaps [B, n]."""
+        """Return the tokens [B, L + 1] of the texts with `values` [B, n] in `gaps` [B, n]."""
         width = state.places.shape[1]
         places = state.places.gather(1, gaps.clamp_max(width - 1))
         places = places.where(gaps < width, state.tokens.shape[1] - 1)

@@ -1,11 +1,11 @@
-"""AdaBlock-dLLM (2509.26432): blocks that end where a line does."""
+"""AdaBlock-dLLM (2509.26432): masked blocks that end at the end of a line."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "adablock",
-        "nothing: as `threshold`, in blocks that end behind a sure token of `delimiters`",
+        "decides places as `threshold` does, in blocks that end at a probable token of `delimiters`",
         "2509.26432",
         make="mmspec_extras.methods.adablock.drafter:adablock",
         rules={"adablock": "mmspec_extras.methods.adablock.policy:AdaBlock"},

@@ -1,4 +1,4 @@
-"""Blocks of a masked model that a rule cuts as it goes (AdaBlock-dLLM, 2509.26432)."""
+"""Blocks of a masked model whose lengths a rule chooses during decoding (AdaBlock-dLLM, 2509.26432)."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ __all__ = ["AdaptiveBlocksDrafter", "adablock"]
 
 
 class AdaptiveSession(UnmaskingSession):
-    """Blocks of a batch. In the round that begins a block the host reads twice: where it is cut, too.
+    """Blocks of a batch.
+
+    In the first round of a block the host reads the device twice, the second time for the block's length.
 
     Attributes:
-        cut: of each row, where its block ends; where it begins, as long as it is not cut.
+        cut: for each row, the end of its block, or the beginning before the length is chosen.
     """
 
     drafter: AdaptiveBlocksDrafter
@@ -50,11 +52,11 @@ class AdaptiveSession(UnmaskingSession):
 
 
 class AdaptiveBlocksDrafter(UnmaskingDrafter):
-    """Proposes the places among which a rule cuts the block of each row.
+    """Drafts the places of blocks whose lengths a rule chooses.
 
     Args:
-        rule: that cuts.
-        cache: as of `UnmaskingDrafter`.
+        rule: rule that chooses the lengths.
+        cache: see `UnmaskingDrafter`.
     """
 
     session = AdaptiveSession
@@ -82,9 +84,9 @@ def adablock(
     places_per_step: int = 1,
     cache: str = "none",
 ) -> Accelerator:
-    """Places that are sure enough, in blocks that end where a line does (AdaBlock-dLLM, 2509.26432).
+    """Decide probable places, in blocks that end at the end of a line (AdaBlock-dLLM, 2509.26432).
 
-    Options as of the rule `AdaBlock`, and `cache` as of `UnmaskingDrafter`.
+    Options: see the rule `AdaBlock`; for `cache`, see `UnmaskingDrafter`.
     """
     rule = AdaBlock(
         places_per_step=places_per_step,

@@ -1,4 +1,4 @@
-"""AdaBlock: blocks that end where a line of text does, as far as the model is sure of it."""
+"""AdaBlock: masked blocks that end at a probable delimiter, such as the end of a line."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["AdaBlock", "BlockFill"]
 
 @dataclass(frozen=True)
 class BlockFill(Fill):
-    """Places that a round decides, and how long the block of each row is found to be.
+    """Places that a round decides, and the length of each row's block.
 
     Attributes:
-        sizes: [B] places from the first lane on.
+        sizes: [B] number of places of the block, from the first lane on.
     """
 
     sizes: Tensor
@@ -31,22 +31,22 @@ class BlockFill(Fill):
 
 @dataclass(frozen=True)
 class AdaBlock(PlaceRule):
-    """Decide by a threshold, in blocks that the first forward of each cuts (AdaBlock-dLLM, 2509.26432).
+    """Decides by a threshold, in blocks whose lengths it chooses (AdaBlock-dLLM, 2509.26432).
 
-    A block ends behind the surest delimiter among the first `window` places, if its confidence is at least
-    `delimiter_threshold`; else it has `block_length` places. A rule for quality: it does not save forward
-    passes.
+    The first forward pass of a block chooses its length. The block ends after the surest delimiter among the
+    first `window` places if the confidence there is at least `delimiter_threshold`; otherwise it has
+    `block_length` places. The rule improves the text, and saves no forward passes.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
         threshold: least probability of a token that is decided.
         delimiters: token ids at which a block may end, such as those of newlines.
-        delimiter_threshold: 0.3 for LLaDA and 0.5 for Dream, as published.
-        block_length: places of a block that no delimiter ends.
-        window: share of the output in which one is looked for.
+        delimiter_threshold: least confidence of a delimiter; published are 0.3 for LLaDA and 0.5 for Dream.
+        block_length: number of places of a block without a delimiter.
+        window: share of the output that is searched for delimiters.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     threshold: float = 0.9
@@ -78,11 +78,11 @@ class AdaBlock(PlaceRule):
         return list(given) if is_list(given) else [given]
 
     def lanes(self, length: int, left: int) -> int:
-        """Places that a block's first forward looks at, in an output of that length with so many left."""
+        """Number of places that a block's first forward pass reads, if `left` of `length` places are left."""
         return min(max(int(self.window * length), self.block_length), left)
 
     def sizes(self, places: Places) -> Tensor:
-        """[B] how long the block of each row is: as it was cut, or as this forward pass cuts it."""
+        """[B] length of each row's block, as chosen before or by this forward pass."""
         index = torch.arange(places.token.shape[1], device=places.token.device)
         is_new = places.decided[:, 0] == 0
         searched = places.exists & (index < int(self.window * places.length))

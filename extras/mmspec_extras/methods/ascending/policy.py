@@ -1,4 +1,4 @@
-"""Ascending steps: twice as many places in every forward pass (ASS)."""
+"""Ascending steps (ASS): every forward pass decides twice as many places as the one before."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["Ascending"]
 
 @dataclass(frozen=True)
 class Ascending(EndWeight):
-    """Decide 1, 2, 4, ... of the surest places, and the rest in the last of log2(n) steps (ASS, 2509.23924).
+    """Decides the surest 1, 2, 4, ... places, and the rest in the last of log2(n) steps (ASS, 2509.23924).
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
-        end_weight: as of `EndWeight`; it grows as the steps do.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
+        end_weight: see `EndWeight`; the weight grows with the number of decided places.
     """
 
     end_weight: float = 0.01
@@ -27,7 +27,7 @@ class Ascending(EndWeight):
         return ((2 * (places.decided + 1) - 1) / 2 ** self.steps(places)).clamp_max(1.0)
 
     def steps(self, places: Places) -> Tensor:
-        """[B, 1] forward passes that a block takes."""
+        """[B, 1] number of forward passes for a block."""
         size = places.exists.sum(-1, keepdim=True)
         return (size.double().log2() + 1e-9).floor().clamp_min(1.0)
 

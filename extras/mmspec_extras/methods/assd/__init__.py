@@ -5,8 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "assd",
-        "the target itself: an any-subset density model (XLNet) draws the next gaps of a text, which do "
-        "not know of each other",
+        "drafts the next gaps of a text with the target itself (XLNet), each independent of the others",
         "2504.20456",
         make="mmspec_extras.methods.assd.drafter:assd",
     ),

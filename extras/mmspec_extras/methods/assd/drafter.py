@@ -1,7 +1,7 @@
-"""Drafts of an any-subset density model for itself (ASSD, 2504.20456): several gaps at once.
+"""ASSD (2504.20456): an any-subset density model drafts several gaps for itself at once.
 
-One forward pass predicts the next k gaps given what is decided; a second judges them in their order. The
-first of them has the same context in both, and is always accepted.
+One forward pass predicts the next k gaps given the decided ones. A second forward pass verifies them in
+order. The first gap has the same context in both, and is always accepted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class AnySubsetSession(DraftSession):
         gaps = known.where(known < canvas.emitted[:, None], state.places.shape[1])
         tokens = drafter.target.filled(state, canvas.tokens, gaps)
         ranks = state.ranks
-        # all that is open has one rank, so that none of it sees another
+        # all open gaps have one rank, so that none sees another
         ranks = torch.where(ranks >= canvas.emitted[:, None], canvas.emitted[:, None], ranks)
         ahead = canvas.emitted[:, None] + torch.arange(drafter.num_draft_tokens, device=canvas.device)
         logits = drafter.target.predict(state, tokens, ranks, ahead)
@@ -54,14 +54,14 @@ class AnySubsetSession(DraftSession):
 
 
 class AnySubsetDrafter(SessionDrafter):
-    """Drafts the next gaps of a text by a forward pass of the target itself (ASSD, 2504.20456).
+    """Drafts the next gaps of a text with a forward pass of the target itself (ASSD, 2504.20456).
 
     Args:
-        num_draft_tokens: gaps; 1 gains nothing, and 2 little, for drafting costs a forward pass.
-        sampling: "sampled", judged by `speculative_sampling`; or "coupled", with the target's own noise.
+        num_draft_tokens: number of gaps; 1 gains nothing and 2 little, because drafting takes a forward pass.
+        sampling: "sampled", verified by `speculative_sampling`; or "coupled", with the target's own noise.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     session = AnySubsetSession
@@ -84,5 +84,5 @@ class AnySubsetDrafter(SessionDrafter):
 
 
 def assd(num_draft_tokens: int = 5, sampling: str = "sampled") -> Accelerator:
-    """Gaps of a text drafted by the model that fills them (2504.20456); options as of `AnySubsetDrafter`."""
+    """Draft the gaps of a text with the target itself (2504.20456). Options: see `AnySubsetDrafter`."""
     return pair("assd", AnySubsetDrafter(num_draft_tokens, sampling))

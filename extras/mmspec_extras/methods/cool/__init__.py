@@ -5,7 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "cool",
-        "as `sjd`; accepts more at the first place of the window, and with `nu` below 0.69 at later ones",
+        "drafts as `sjd` does; accepts more at place 0 of the window, and at others if `nu` is below 0.69",
         "2601.09212",
         make="mmspec_extras.methods.cool.rule:cool",
         rules={"cool": "mmspec_extras.methods.cool.rule:Cool"},

@@ -1,4 +1,4 @@
-"""COOL-SD: the exact ratio times an omega that falls from place to place. Lossy by design."""
+"""COOL-SD: multiplies the exact ratio by a factor that falls from place to place. Lossy by design."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from mmspec.validation import require_number
 
 @dataclass(frozen=True)
 class Cool(RelaxedSampling):
-    """Accept x with probability min(1, omega_i p(x) / q(x)), else draw from norm((p - q)+).
+    """Accepts x with probability min(1, omega_i p(x) / q(x)), else draws from norm((p - q)+).
 
-    Annealed relaxation (COOL-SD, 2601.09212): omega_i = omega exp(-nu i - mu), at least 1, at place i of the
-    draft, counted from 0. An early place is relaxed more than a later one, as what is accepted there is used
-    more often. The residual is the best one, and the total variation of a place is the sum of
-    (min(q, omega_i p) - p)+, which is reported and not bounded.
+    Annealed relaxation (COOL-SD, 2601.09212, section 3): omega_i = max(1, omega exp(-nu i - mu)) at place i
+    of the draft, counted from 0. Early places are relaxed more, because tokens accepted there are used more
+    often. The residual distribution is optimal. The total variation of a place is the sum of
+    (min(q, omega_i p) - p)+; it is reported, and has no bound.
 
     Args:
-        omega: the factor at the first place, where mu is 0 (the paper's delta); 1 is the exact rule.
-        nu: how fast it falls; 0 relaxes all places alike. The paper has .7 for its chains of a few tokens.
-        mu: shifts the whole sequence of factors.
+        omega: factor at place 0 if mu is 0 (delta in the paper); 1 is the exact rule.
+        nu: rate at which the factor falls; 0 relaxes all places alike. The paper uses 0.7 for chains of a few
+            tokens.
+        mu: decrease of the exponent at all places.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     omega: float = 2.0
@@ -51,5 +52,5 @@ class Cool(RelaxedSampling):
 def cool(
     omega: float = 2.0, nu: float = 0.7, mu: float = 0.0, **window: Unpack[WindowOptions]
 ) -> Accelerator:
-    """COOL-SD's annealed relaxation (2601.09212) on a Jacobi window; lossy."""
+    """Draft a Jacobi window, verified with annealed relaxation (COOL-SD, 2601.09212); lossy."""
     return Accelerator("cool", JacobiDrafter(**window), Cool(omega, nu, mu))

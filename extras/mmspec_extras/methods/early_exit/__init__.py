@@ -1,11 +1,11 @@
-"""The target's own first layers draft (2404.16710, 2504.05598)."""
+"""Early exit (2404.16710, 2504.05598): the target's own first layers draft."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "early_exit",
-        "the target itself: its first `layers` layers and its LM head, over its own keys and values",
+        "drafts with the first `layers` layers of the target and its LM head, on its keys and values",
         "2504.05598",
         make="mmspec_extras.methods.early_exit.drafter:early_exit",
     ),

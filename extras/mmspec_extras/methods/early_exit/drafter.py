@@ -1,9 +1,9 @@
-"""Self-speculation by early exit: the first layers of the target draft for all of them.
+"""Self-speculation by early exit: the first layers of the target draft, and all its layers verify.
 
-As LayerSkip (2404.16710) drafts: a token leaves after E layers through the target's final norm and LM head.
-The drafting forward passes read the target's cache and write keys and values of the first E layers behind the
-committed ones, where the forward pass that verifies writes them again; nothing else is kept. Which layer to
-leave after, and how much to draft, is chosen as DEL does (2504.05598).
+As in LayerSkip (2404.16710), a draft token leaves the target after E layers, through its final norm and LM
+head. The drafting forward passes read the target's cache, and write keys and values of the first E layers
+after the committed ones. The verifying forward pass writes the same slots again; nothing else is kept. The
+exit layer and the draft length are chosen as in DEL (2504.05598).
 """
 
 from __future__ import annotations
@@ -34,47 +34,48 @@ from mmspec_extras.methods.early_exit.exits import FirstLayers, count_layers, he
 __all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer", "early_exit"]
 
 AUTO = "auto"
-PARTS = 8  # of a stack of layers, between which lie the exits to choose among
+PARTS = 8  # of the stack of layers; the exits to choose among lie between them
 
 
 def tokens_per_layer(rate: float, exit: int, length: int, layers: int, head: float) -> float:
-    """Expected tokens of a round over the layers that it runs (TPL of DEL, 2504.05598).
+    """Return the expected tokens of a round, divided by the layers that it runs (TPL of DEL, 2504.05598).
 
     Args:
-        rate: at which a drafted token is accepted behind others that were.
-        exit: layers that draft.
-        length: drafted tokens; 0 is a plain round.
-        layers: of the target.
-        head: cost of the LM head, in layers, which every forward pass runs.
+        rate: probability that a draft token is accepted if those before it are.
+        exit: number of layers that draft.
+        length: number of draft tokens; 0 is a plain round.
+        layers: number of layers of the target.
+        head: cost of the LM head in layers; every forward pass runs the LM head.
     """
     tokens = sum(rate**drafted for drafted in range(length + 1))
     return tokens / (length * (exit + head) + layers + head)
 
 
 def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -> tuple[int, int]:
-    """The exit and the draft length, up to `most`, of most expected tokens per layer.
+    """Return the exit and the draft length with the most expected tokens per layer.
 
     Args:
-        rates: by exit.
-        most, layers, head: as of `tokens_per_layer`.
+        rates: acceptance rates by exit.
+        most: largest draft length.
+        layers, head: see `tokens_per_layer`.
 
     Returns:
-        The exit and the length, which is 0 where none gives more than plain rounds.
+        The exit and the length; the length is 0 if no draft is better than plain rounds.
     """
-    choices = [(exit, length) for length in range(most + 1) for exit in rates]  # of equals the shortest
+    choices = [(exit, length) for length in range(most + 1) for exit in rates]  # max keeps the shortest
     return max(choices, key=lambda each: tokens_per_layer(rates[each[0]], each[0], each[1], layers, head))
 
 
 class ExitRates:
-    """Acceptance rates of a target's exits, as drafts of them were accepted of late, and what to draft next.
+    """Acceptance rates of a target's exits in recent rounds, and the choice of the next draft.
 
-    Rates begin as Beta(1, 1), and an exit's counts decay in each round that it drafts (omega of DEL,
-    2504.05598). Each exit drafts one token in `trials` rounds before it is judged. From then on, every
-    `revisit_rounds`, the exit with the fewest such rounds drafts one.
+    Rates begin as Beta(1, 1). The counts of an exit decay in each round that it drafts (omega of DEL,
+    2504.05598). Each exit first drafts one token in each of `trials` rounds. After that, the exit with the
+    fewest such rounds drafts one token in every `revisit_rounds`-th round.
 
     Args:
-        exits: to choose among.
-        layers, head: as of `tokens_per_layer`.
+        exits: numbers of layers to choose among.
+        layers, head: see `tokens_per_layer`.
         config: constants of pacing.
     """
 
@@ -91,7 +92,7 @@ class ExitRates:
         return (1 + self._right[exit]) / (2 + self._right[exit] + self._wrong[exit])
 
     def choose(self, most: int) -> tuple[int, int]:
-        """Choose the exit and the length, up to `most`, of the next draft; 0 for none."""
+        """Return the exit and the length of the next draft, at most `most`; length 0 is no draft."""
         self._rounds += 1
         least = min(self.exits, key=self._trials.__getitem__)
         if self._trials[least] < self.config.trials or self._rounds % self.config.revisit_rounds == 0:
@@ -100,7 +101,7 @@ class ExitRates:
         return best_exit({exit: self[exit] for exit in self.exits}, most, self.layers, self.head)
 
     def record(self, exit: int, right: int, wrong: int) -> None:
-        """Record how many tokens of a round's drafts were accepted, and how many rows refused one."""
+        """Record how many draft tokens of a round were accepted, and how many rows rejected one."""
         self._right[exit] = self.config.decay * self._right[exit] + right
         self._wrong[exit] = self.config.decay * self._wrong[exit] + wrong
 
@@ -109,10 +110,10 @@ class EarlyExitSession(DraftSession):
     """Drafts of a batch.
 
     Attributes:
-        state: of the target.
-        exit, length: layers that draft, and most tokens of a chain.
-        drafted: tokens of the last chain.
-        lengths: of the outputs before it.
+        state: state of the target.
+        exit, length: number of layers that draft, and largest length of a chain.
+        drafted: length of the last chain.
+        lengths: lengths of the outputs before that chain.
     """
 
     row_fields = named("sampler", "random")
@@ -128,7 +129,7 @@ class EarlyExitSession(DraftSession):
         self.state = state
 
     def rows_changed(self) -> None:
-        self.drafted = 0  # what was drafted for rows that came is not known here
+        self.drafted = 0  # the drafts of new rows are unknown here
 
     def resize(self, choice: int) -> None:
         self.length = self.drafter.sizes[choice]
@@ -152,7 +153,7 @@ class EarlyExitSession(DraftSession):
             tokens = torch.cat([tokens, growth.tokens], 1)
 
     def _choose(self, canvas: Canvas, rates: ExitRates) -> None:
-        """Learn from the last round, which the host has read, and choose what to draft."""
+        """Record the last round, which the host has read, and choose the next exit and length."""
         if self.drafted:
             rows = zip(canvas.output_lengths, self.lengths, canvas.finish_reasons, strict=True)
             accepted = [now - before - 1 for now, before, ended in rows if ended is None]
@@ -161,11 +162,11 @@ class EarlyExitSession(DraftSession):
         self.lengths = list(canvas.output_lengths)
 
     def _read(self, tokens: Tensor) -> Tensor:
-        """Let the first layers read the last of a chain of tokens [B, n]; logits [B or 2B, 1, V] after it."""
+        """Run the first layers on the last token of chains [B, n]; return logits [B or 2B, 1, V] after it."""
         self.passes += 1
         target, chain = self.drafter.readers[self.exit], Tree.chain(tokens, DraftKind.COUPLED).nodes
         last, visible = tokens[:, -1:], chain.visible[:, -1:]
-        # behind the committed tokens, whose length stays: verifying writes all of these slots again
+        # slots after the committed tokens, whose length stays: verification writes all these slots again
         node = replace(chain, tokens=last, slots=chain.slots[:, -1:], visible=visible)
         copies = self.state.cache.rows // len(tokens)
         with self.drafter.first[self.exit]():
@@ -175,21 +176,21 @@ class EarlyExitSession(DraftSession):
 class EarlyExitDrafter(SessionDrafter):
     """Drafts a chain with the first layers of the target, its final norm and LM head (LayerSkip, 2404.16710).
 
-    Tokens are drawn with the target's own noise, so that the output stays bitwise that of plain sampling.
+    Tokens are drawn with the target's own noise, so that the output is bitwise that of plain sampling.
 
     Args:
-        layers: E, that draft; or "auto", which chooses among seven exits, and how much is drafted, by the
-            most expected tokens per layer (DEL, 2504.05598), and drafts nothing where no exit pays.
-        num_draft_tokens: length of the chain; with "auto" the longest.
+        layers: number E of layers that draft. "auto" chooses among seven exits, and the draft length, by the
+            most expected tokens per layer (DEL, 2504.05598), and drafts nothing if no exit is faster.
+        num_draft_tokens: length of the chain; its largest length with "auto".
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
 
     Attributes:
-        exits: layers that draft.
-        readers: the target by exit; what compiles its forward passes sees each alone.
-        first: the layers that each reads.
-        rates: of the exits, as they turned out in all batches; None where one is given.
+        exits: numbers of layers that may draft.
+        readers: a copy of the target for each exit, whose forward passes are compiled separately.
+        first: the first layers for each exit.
+        rates: acceptance rates of the exits, over all batches; None if `layers` is a number.
     """
 
     kind = DraftKind.COUPLED
@@ -206,7 +207,7 @@ class EarlyExitDrafter(SessionDrafter):
             raise InputError("layers", layers, "must be 'auto' or a positive integer")
         self.layers, self.num_draft_tokens = layers, check_draft_tokens(num_draft_tokens)
         self.max_nodes = num_draft_tokens + 1
-        self.runs_ahead = layers != AUTO  # else the host decides by what the last round gave
+        self.runs_ahead = layers != AUTO  # "auto" needs the result of the last round on the host
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -219,7 +220,7 @@ class EarlyExitDrafter(SessionDrafter):
 
     def fit(self, target: Target[Any]) -> EarlyExitDrafter:
         if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
-            rule = "needs a causal decoder of tokens without recurrent layers"
+            rule = "needs a causal decoder of tokens, without recurrent layers"
             raise InputError("accelerator", "early_exit", rule)
         if isinstance(self.layers, str):
             exits = tuple(sorted({max(1, most * part // PARTS) for part in range(1, PARTS)}))
@@ -245,10 +246,10 @@ class EarlyExitDrafter(SessionDrafter):
 
 @functools.cache
 def chain_of(length: int, stop_below: float) -> StaticTree:
-    """A chain of so many candidates, which ends early where its likeliest one is unlikelier than that."""
+    """Return a chain of `length` candidates; it ends early if the likeliest one is below `stop_below`."""
     return StaticTree([0, *range(length)]).stopping_below(stop_below)
 
 
 def early_exit(layers: int | str = "auto", num_draft_tokens: int = 6) -> Accelerator:
-    """Drafts by the target's own first layers (2404.16710, 2504.05598); options as of `EarlyExitDrafter`."""
+    """Draft with the target's first layers (2404.16710, 2504.05598). Options: see `EarlyExitDrafter`."""
     return pair("early_exit", EarlyExitDrafter(layers, num_draft_tokens))

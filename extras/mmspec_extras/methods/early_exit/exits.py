@@ -1,4 +1,4 @@
-"""First layers of a decoder, run alone: its own forward leaves early, through its final norm and LM head."""
+"""First layers of a decoder, run alone, with its own forward method, final norm and LM head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["FirstLayers", "count_layers", "head_cost"]
 
 
 def stack_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
-    """The name and the list of the layers of a decoder; an empty list if it has none."""
+    """Return the name and the list of a decoder's layers; an empty list if it has none."""
     for name in ("layers", "h"):
         stack = getattr(decoder, name, None)
         if isinstance(stack, nn.ModuleList):
@@ -25,50 +25,50 @@ def stack_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
 
 
 def count_layers(model: PreTrainedModel) -> int:
-    """Number of layers that a decoder can leave after; 0 for one whose layers are not a list, or recurrent.
+    """Return the number of layers after which a decoder can exit; 0 if they are no list, or recurrent.
 
-    A recurrent state follows the committed tokens alone, so that a draft cannot go on from it.
+    A recurrent state covers only the committed tokens, so that a draft cannot continue from it.
     """
     most: int = model.config.get_text_config(decoder=True).num_hidden_layers
     return 0 if find_mixers(model) else min(most, len(stack_of(model.get_decoder())[1]))
 
 
 def head_cost(model: PreTrainedModel) -> float:
-    """Cost of a model's LM head in layers: its weights over those of a layer."""
+    """Return the cost of a model's LM head in layers: its weights divided by those of a layer."""
     stack, head = stack_of(model.get_decoder())[1], model.get_output_embeddings()
     own = 0 if head is None else count_weights(head)
     return own * len(stack) / max(1, count_weights(stack))
 
 
 def count_weights(module: nn.Module) -> int:
-    """Number of weights."""
+    """Return the number of weights of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 class FirstLayers:
-    """The first layers of a model's decoder: its forward passes run those alone in a context of this.
+    """Makes contexts in which a model's decoder runs only its first layers.
 
-    The layers themselves, so that hooks of them, of accelerate as well, run as they do.
+    The layers are the model's own, so that their hooks run, including those of accelerate.
 
     Args:
-        model: whose decoder's layers are a list.
-        count: how many.
+        model: model whose decoder has a list of layers.
+        count: number of layers.
     """
 
     def __init__(self, model: PreTrainedModel, count: int) -> None:
         self._decoder: nn.Module = model.get_decoder()
         self._count = count
-        # the same objects in all forward passes: what compiles one knows the next again
+        # the same objects in all forward passes, so that compiled code is used again
         self._short, self._first = twin(self._decoder), nn.ModuleList()
         self._switch = Switch(self._decoder, self._decoder.forward)
         self._forward: Callable[..., Any] | None = None
 
     def __call__(self) -> AbstractContextManager[None]:
-        """Let the decoder run its first layers alone in this thread, until the context is left."""
+        """Return a context in which the decoder runs only its first layers, in this thread."""
         return replaced_forwards([Replacement(self._decoder, self._cut, self._switch)])
 
     def _cut(self, own: Callable[..., Any]) -> Callable[..., Any]:
-        """Make the forward pass of the decoder, as it is now, that of its first layers."""
+        """Rebind the decoder's current forward method to a copy with only the first layers."""
         name, stack = stack_of(self._decoder)
         if [*self._first] != [*stack][: self._count]:
             self._first = stack[: self._count]

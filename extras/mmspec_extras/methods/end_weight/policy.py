@@ -1,4 +1,4 @@
-"""Confidences of end tokens with a weight that grows (EOSER)."""
+"""EOSER: the confidence of end tokens has a weight that grows to 1."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["EndWeight"]
 
 @dataclass(frozen=True)
 class EndWeight(PlaceRule):
-    """Decide the surest places; confidences of end tokens have a weight that grows to 1 (EOSER, 2509.23924).
+    """Decides the surest places; confidences of end tokens have a weight that grows to 1 (EOSER, 2509.23924).
 
-    A model that was trained to fill what is behind an answer with end tokens is surest of those, and would
-    decide them first.
+    A model that was trained to fill the places after an answer with end tokens is most confident of these,
+    and would decide them first.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
-        end_weight: the weight at the beginning; 1 changes nothing.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
+        end_weight: weight at the beginning; 1 changes nothing.
     """
 
     end_weight: float = 0.4
@@ -32,7 +32,7 @@ class EndWeight(PlaceRule):
         require_number("end_weight", self.end_weight, 0.0, 1.0, "must be between 0 and 1")
 
     def grown(self, places: Places) -> Tensor:
-        """[B, 1] how much of the way to 1 the weight has gone."""
+        """[B, 1] progress of the weight from `end_weight` (0) to 1 (1)."""
         return (places.progress - 1 / places.length).clamp(0.0, 1.0)
 
     def order(self, places: Places) -> Tensor:

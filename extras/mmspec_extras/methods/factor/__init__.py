@@ -1,11 +1,11 @@
-"""Fast-dLLM (2505.22618): as many places as are sure together."""
+"""Fast-dLLM (2505.22618): decides as many places as are jointly probable enough."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "factor",
-        "nothing: as `low_confidence`; as many places as are sure together, by `factor`",
+        "decides the surest masked places, as many as `factor` allows at their confidence",
         "2505.22618",
         policy="mmspec_extras.methods.factor.policy:Factor",
         rules={"factor": "mmspec_extras.methods.factor.policy:Factor"},

@@ -1,4 +1,4 @@
-"""Factor rule: as many places as are sure together."""
+"""Factor rule: the required confidence grows with the number of places that are decided together."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mmspec.validation import require_number
 
 @dataclass(frozen=True)
 class Factor(PlaceRule):
-    """Decide the n surest places, for the largest n with (n + 1) (1 - c_n) < f.
+    """Decides the n surest places, for the largest n with (n + 1) (1 - c_n) < f.
 
     Fast-dLLM (2505.22618), section 3.3; c_n is the n-th largest confidence. With f = 1 this is the condition
-    of its theorem 1, under which the likeliest tokens of each place are the likeliest of all together.
+    of its theorem 1, under which the likeliest tokens of each place are also the likeliest jointly.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
-        factor: f; larger decides more.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
+        factor: f; a larger value decides more places.
     """
 
     factor: float = 1.0

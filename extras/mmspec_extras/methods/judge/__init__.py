@@ -1,4 +1,4 @@
-"""Judge decoding: a trained judge accepts."""
+"""Judge Decoding (2501.19309): a trained judge accepts harmless draft tokens."""
 
 from mmspec.plugins import Method
 

@@ -1,6 +1,6 @@
-"""Judge of draft tokens: a linear layer on the target's last hidden state at each of them.
+"""Judge of draft tokens: a linear layer on the target's last hidden state at a draft token.
 
-Judge Decoding (2501.19309). Its folder holds a config and d + 1 weights.
+Judge Decoding (2501.19309). The folder of a judge holds a config and d + 1 weights.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["JudgeHead", "JudgeHeadConfig", "read_judge"]
 
 
 class JudgeHeadConfig(PreTrainedConfig):
-    """Config of a judge; `hidden_size` is the target's."""
+    """Config of a judge; `hidden_size` is that of the target."""
 
     model_type = "mmspec_judge"
 
@@ -28,7 +28,7 @@ class JudgeHeadConfig(PreTrainedConfig):
 
 
 class JudgeHead(PreTrainedModel):
-    """Log-odds that a draft token does no harm, from the state of a target that has read it."""
+    """Predicts the log-odds that a draft token is harmless, from the target's hidden state at the token."""
 
     config_class = JudgeHeadConfig
 
@@ -38,16 +38,16 @@ class JudgeHead(PreTrainedModel):
         self.post_init()
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., d] final hidden states, normed -> [...] log-odds, in single precision."""
+        """Return log-odds [...] in single precision, from normed final hidden states [..., d]."""
         odds: Tensor = self.layer(hidden.to(self.layer.weight.dtype))[..., 0]
         return odds
 
 
 def read_judge(source: Any, argument: str) -> JudgeHead:
-    """A loaded judge, or that of a folder.
+    """Return a loaded judge, or load one from a folder.
 
     Raises:
-        CheckpointError: there is none, or a weight is missing, of another shape, or not finite.
+        CheckpointError: the folder has no judge, or a weight is missing, of another shape, or not finite.
     """
     if isinstance(source, JudgeHead):
         return source

@@ -1,4 +1,4 @@
-"""Judge rule: a head that reads the target's hidden state lets harmless draft tokens pass (2501.19309)."""
+"""Judge rule: a head on the target's hidden states accepts harmless draft tokens (2501.19309)."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ FINAL = -1  # the tap of the last hidden states
 
 @dataclass(frozen=True)
 class Judge(AcceptanceRule):
-    """Accept what the target chose itself, or a candidate that a trained judge trusts (2501.19309).
+    """Accepts the target's own choice, or a candidate that a trained judge rates as harmless (2501.19309).
 
-    The judge reads the target's last hidden state at the candidate, which has read it. Of siblings the one
-    that the target chose is followed, else the one that is trusted most. Nothing bounds how far the output
-    is from the target's. A threshold of 1 is `sample_and_match`, token for token; 0 accepts every draft.
-    Tokens that the request excludes are never accepted. Train one with `mmspec-extras train-judge`.
+    The judge reads the target's last hidden state at the candidate. Among siblings, the target's choice is
+    followed, or else the candidate with the highest rating. The output is lossy, without a bound. A threshold
+    of 1 is `sample_and_match`, token for token; 0 accepts every draft. Tokens that the request excludes are
+    never accepted. `mmspec-extras train-judge` trains a judge.
 
     Args:
         judge: folder of a `JudgeHead`, or a loaded one.
-        threshold: probability, by the judge, that a candidate does no harm, above which it is accepted.
+        threshold: a candidate is accepted if the judge's probability that it is harmless is above this.
 
     Raises:
-        InputError: a value outside its range; where it is fitted, no judge, or one for other hidden states.
+        InputError: `threshold` is out of range; in `fit`, if there is no judge, or the judge is for other
+            hidden states.
         CheckpointError: the judge cannot be read.
     """
 
@@ -53,7 +54,7 @@ class Judge(AcceptanceRule):
 
     def __post_init__(self) -> None:
         require_number("threshold", self.threshold, 0.0, 1.0, "must be a probability")
-        if self.judge is not None:  # a folder that cannot be read should not cost a load of the target
+        if self.judge is not None:  # an unreadable folder should fail before the target is loaded
             object.__setattr__(self, "head", read_judge(self.judge, "judge"))
 
     def fit(self, target: Target[Any]) -> Judge:
@@ -75,7 +76,7 @@ class Judge(AcceptanceRule):
 
     @property
     def least(self) -> float:
-        """Log-odds of the threshold, which no finite number is beyond at 0 and 1."""
+        """Log-odds of the threshold; -inf for 0, inf for 1."""
         t = self.threshold
         return math.log(t / (1 - t)) if 0 < t < 1 else math.copysign(math.inf, t - 0.5)
 
@@ -83,16 +84,16 @@ class Judge(AcceptanceRule):
         self, draft: Draft, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor
     ) -> tuple[Verdict, Measured]:
         if self.head is None:
-            raise TypeError("a rule that was not fitted")
+            raise TypeError("the rule must be fitted to a target first")
         lanes = draft.lanes
         rows, nodes = lanes.valid.shape
-        batch = len(draft.valid)  # under guidance the unconditional rows follow; queries stand behind nodes
+        batch = len(draft.valid)  # with guidance, unconditional rows follow; queries follow the nodes
         hidden = output.taps[FINAL][:batch, : rows * nodes // batch].reshape(rows, nodes, -1)
         path = self.walk(lanes, self.head(hidden), scores, random, first)
         return draft.verdict(path, scores.is_finite()), Measured.nothing(draft.faulty)
 
     def walk(self, draft: Tree, odds: Tensor, scores: Scores, random: RandomStream, emitted: Tensor) -> Path:
-        """Verify a tree whose candidates have these log-odds of harmlessness [B, n]."""
+        """Verify a tree, given the log-odds [B, n] that its candidates are harmless."""
         choice = scores.choose(draft, random, emitted)
         above, logits = draft.parents, scores.logits
         of_token = logits.gather(1, above[:, :, None].expand_as(logits))

@@ -1,8 +1,8 @@
-"""Training of a judge of draft tokens, by labels that the target finds itself (AutoJudge, 2504.20039).
+"""Training of a judge of draft tokens, with labels that the target makes itself (AutoJudge, 2504.20039).
 
-Where a draft differs from the target's greedy reply, the draft's token is put in and the target finishes the
-reply. The token did harm if the answer is another one then. AutoJudge goes on from tokens that did none, and
-reads states of the draft model too; here every label is of the plain reply with one token changed.
+Where a draft differs from the target's greedy reply, the draft token is inserted and the target finishes the
+reply. The token is harmful if the answer changes. AutoJudge continues from harmless tokens, and also reads
+states of the draft model; here every label is for the plain reply with one token changed.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ from mmspec_extras.methods.judge.rule import FINAL
 __all__ = ["ANSWERS", "agreement", "auc", "fit_judge", "label_prompt", "train_judge"]
 
 ANSWERS = ("auto", "number", "words")
-FOLDS = 5  # of the prompts: each is judged by what was learnt from the others
+FOLDS = 5  # of the prompts; a judge that was trained on the others predicts each
 THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 
 def agreement(plain: str, other: str, answer: str) -> float:
-    """Agreement of two texts, 0 to 1: of their last numbers, all or nothing, or of their words (F1).
+    """Return the agreement of two texts, 0 to 1: equal last numbers (0 or 1), or shared words (F1).
 
     Args:
-        plain, other: the texts; two empty ones agree.
+        plain, other: the texts; two empty texts agree.
         answer: "number" or "words".
     """
     if answer == "number":
@@ -70,10 +70,10 @@ def agreement(plain: str, other: str, answer: str) -> float:
 
 @dataclass(frozen=True)
 class Watch(SampleAndMatch):
-    """Decode one row as the target does alone, and note what it refuses.
+    """Decodes one row as the target does alone, and records the rejected candidates.
 
     Attributes:
-        seen: output index and token of the first candidate that was refused, of every round that has one.
+        seen: output index and token of the first rejected candidate of every round that has one.
     """
 
     seen: list[tuple[int, int]] = field(default_factory=list, compare=False)
@@ -88,7 +88,7 @@ class Watch(SampleAndMatch):
 
 
 class Given(Drafter, DraftSession):
-    """Proposes the given tokens of each row once, behind its first one, and then nothing."""
+    """Drafts the given tokens of each row once, after its first token, and then nothing."""
 
     kind = DraftKind.POINT
 
@@ -113,7 +113,7 @@ class Given(Drafter, DraftSession):
 
 @dataclass(frozen=True)
 class Forced(AcceptanceRule):
-    """Accept every draft, and go on greedily.
+    """Accepts every draft, and continues greedily.
 
     Attributes:
         states: [B, d] the target's final hidden states at the last candidate of each draft.
@@ -141,18 +141,18 @@ class Forced(AcceptanceRule):
 def label_prompt(
     pipe: Any, call: dict[str, Any], drafts: Accelerator, chosen: random.Random, most: int, answer: str
 ) -> list[dict[str, Any]]:
-    """Label tokens that the target refuses in its greedy reply to a prompt: each is put in once.
+    """Label draft tokens that the target rejects in its greedy reply to a prompt; each is inserted once.
 
     Args:
-        pipe: of text.
+        pipe: pipeline of text.
         call: keywords of its call, for one prompt at temperature 0.
-        drafts: proposes the tokens.
-        chosen: chooses among them.
-        most: tokens that are put in, all at once as a batch.
-        answer: as of `train_judge`.
+        drafts: accelerator that drafts the tokens.
+        chosen: random numbers that choose among the tokens.
+        most: largest number of tokens to insert; their replies are one batch.
+        answer: see `train_judge`.
 
     Returns:
-        For each token its `place` in the reply, by which `answer` the reply with it was compared, their
+        For each token: its `place` in the reply, the `answer` by which the two replies were compared, their
         `agreement`, and the target's final hidden `state` at the token.
     """
     watch = Watch()
@@ -173,7 +173,7 @@ def label_prompt(
     others = pipe(**{**call, "prompt": [call["prompt"]] * rows, "images": images}).tokens
     labels = []
     for (place, token), other, state in zip(found, others, forced.states[0].float().cpu(), strict=True):
-        start = 0 if answer == "number" else place  # what comes before is the same words
+        start = 0 if answer == "number" else place  # the words before are the same
         said, says = (pipe.tokenizer.decode(ids[start:], skip_special_tokens=True) for ids in (plain, other))
         label = {"place": place, "token": token, "answer": answer}
         label |= {"agreement": round(agreement(said, says, answer), 4)}
@@ -192,26 +192,26 @@ def train_judge(
     decay: float = 1.0,
     record: dict[str, Any] | None = None,
 ) -> Path:
-    """Label draft tokens of a pipeline's accelerator, train a judge of them, and save it as a folder.
+    """Label draft tokens of a pipeline's accelerator, train a judge on them, and save it as a folder.
 
-    Labels go to `labels.jsonl` there, prompt after prompt; a run that was interrupted goes on behind them.
+    The labels are written to `labels.jsonl` in the folder, prompt by prompt; an interrupted run continues.
 
     Args:
-        pipe: of text.
-        calls: keywords of its calls, of one prompt each, at temperature 0. Measured by five folds of them.
+        pipe: pipeline of text.
+        calls: keywords of its calls, one prompt each, at temperature 0; five folds of them measure the judge.
         out: the folder to write.
-        answer: what may not change: the last "number" of a reply, or the "words" from the token on; "auto"
-            takes the former where the prompt asks how many or how much and the plain reply is whole.
-        bar: least agreement of the words, F1, of harmless tokens.
-        tokens_per_prompt: draft tokens that are labelled, at most.
-        decay: of the squared weights, on standardised states.
-        record: entries of the folder's `training.json`.
+        answer: part of the reply that may not change: the last "number", or the "words" from the token on.
+            "auto" compares the number if the prompt asks how many or how much and the reply is complete.
+        bar: least agreement (F1) of the words for a harmless token.
+        tokens_per_prompt: largest number of draft tokens to label.
+        decay: penalty on the squared weights, for standardised states.
+        record: further entries of the folder's `training.json`.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: unknown `answer`, labels of another run, or only tokens of one kind.
+        InputError: `answer` is unknown, the folder has labels of another run, or all tokens are of one kind.
     """
     if answer not in ANSWERS:
         raise InputError("answer", answer, did_you_mean(answer, ANSWERS))
@@ -265,12 +265,12 @@ def train_judge(
 
 
 def fit_judge(states: Tensor, harmless: Tensor, decay: float) -> JudgeHead:
-    """Fit a judge by logistic regression, both kinds of tokens counting alike (L-BFGS).
+    """Fit a judge by logistic regression (L-BFGS), with equal total weight for both kinds of tokens.
 
     Args:
         states: [N, d] the target's final hidden states at draft tokens.
-        harmless: [N] which of the tokens do no harm.
-        decay: of the squared weights, on standardised states.
+        harmless: [N] whether each token is harmless.
+        decay: penalty on the squared weights, for standardised states.
     """
     mean, scale = states.mean(0), states.std(0).clamp_min(1e-6)
     known, size = (states - mean) / scale, states.shape[1]
@@ -297,6 +297,6 @@ def fit_judge(states: Tensor, harmless: Tensor, decay: float) -> JudgeHead:
 
 
 def auc(odds: Tensor, positive: Tensor) -> float:
-    """Probability that a positive [N] has larger odds than one that is not; ties count half."""
+    """Return the probability that a positive [N] has larger odds than a negative; ties count half."""
     above = odds[positive][:, None] - odds[~positive]
     return ((above > 0).double() + 0.5 * (above == 0)).mean().item()

@@ -1,11 +1,11 @@
-"""MAR's decoding with cached features (LazyMAR, 2503.12450)."""
+"""LazyMAR (2503.12450): MAR's decoding with cached features."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "lazymar",
-        "nothing: as `masked`, where most forwards compute some tokens and reuse what the others had",
+        "decides cells as `masked` does; most forward passes compute some tokens and reuse the others",
         "2503.12450",
         make="mmspec_extras.methods.lazymar.drafter:lazymar",
     ),

@@ -1,4 +1,4 @@
-"""Several cells of an image in a forward pass that computes what changed (LazyMAR, 2503.12450)."""
+"""Several cells of an image per forward pass, with features from a cache (LazyMAR, 2503.12450)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["LazyCellDrafter", "lazymar"]
 
 
 class LazyCellSession(CellOrderSession):
-    """Order of a batch of images, whose conditions come from a cache of features."""
+    """Decoding order of a batch of images, whose conditions come from a cache of features."""
 
     def __init__(self, drafter: LazyCellDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         self.model, self.caching, self.rows = drafter.target.model, drafter.caching, len(batch.requests)
 
     def attach(self, state: MARState) -> None:
-        copies = len(state.labels) // self.rows  # 2 under guidance
+        copies = len(state.labels) // self.rows  # 2 with guidance
         state.reader = FeatureCache(self.model, self.caching, self.rows, copies)
 
 
@@ -63,11 +63,11 @@ def lazymar(
     share: float = 0.1,
     test_layer: int = 3,
 ) -> Accelerator:
-    """Several cells of an image in a forward pass, with cached features (LazyMAR, 2503.12450).
+    """Decide several cells of an image per forward pass, with cached features (LazyMAR, 2503.12450).
 
     Args:
-        iterations, order, last_steps, annealing: as of `CellOrderDrafter`.
-        refresh, share, test_layer: as of `FeatureCaching`.
+        iterations, order, last_steps, annealing: see `CellOrderDrafter`.
+        refresh, share, test_layer: see `FeatureCaching`.
     """
     caching = FeatureCaching(refresh, share=share, test_layer=test_layer)
     return pair("lazymar", LazyCellDrafter(caching, iterations, order, last_steps, annealing))

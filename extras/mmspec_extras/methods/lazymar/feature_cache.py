@@ -1,8 +1,8 @@
 """Feature caching for MAR (2503.12450): most forward passes compute some tokens and reuse the others.
 
-Decoding changes a few tokens of an image in each forward pass, and most hidden states barely. So only some
-forward passes compute everything; those between compute what is new, what is asked for, and what changed
-most.
+Each forward pass of decoding changes a few tokens of an image, and hardly changes most hidden states.
+Therefore only some forward passes are full: they compute all tokens. The partial ones between them compute
+the new tokens, the requested ones, and those that changed most.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ __all__ = ["FeatureCache", "FeatureCaching"]
 
 @dataclass(frozen=True)
 class FeatureCaching:
-    """Settings of feature caching: when all is computed, and how much between (LazyMAR, 2503.12450).
+    """Settings of feature caching: which forward passes are full, and the size of the others (2503.12450).
 
     Args:
-        refresh: forward passes from one that computes all tokens to the next; 1 is no caching.
-        warm_up: forward passes at the beginning that compute all tokens, at least 1.
-        share: of the tokens that need not be computed, how many are in a forward pass between: those that
-            changed most. With 1 its result is that of a forward pass over all tokens, but for rounding. The
-            paper has a table by forward instead, which falls from 1 to 0.05.
-        test_layer: index of the block, in encoder and decoder alike, whose values say how much a token
+        refresh: distance from one full forward pass to the next; 1 is no caching.
+        warm_up: number of full forward passes at the beginning, at least 1.
+        share: share of the optional tokens that a partial forward pass computes: those that changed most.
+            With 1 the result is that of a full forward pass, up to rounding. The paper uses a table by
+            forward pass instead, which falls from 1 to 0.05.
+        test_layer: index of the block, in encoder and decoder alike, whose values measure how much a token
             changed. All blocks before it compute all tokens.
-        reuse_guidance: whether, under guidance, forward passes between compute the conditional rows alone and
-            take the unconditional conditions to be as far from theirs as in the last full forward.
+        reuse_guidance: whether, with guidance, partial forward passes compute only the conditional rows, and
+            reuse the difference to the unconditional ones from the last full forward pass.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     refresh: int = 9
@@ -63,7 +63,7 @@ class FeatureCaching:
             )
         require_number("share", self.share, 0.0, 1.0, "must be between 0 and 1")
         if not is_integer(self.test_layer) or self.test_layer < 1:
-            # The values of block 0 are those of the inputs: of what is not new, none has changed.
+            # The values of block 0 depend on the inputs alone, and those of old tokens do not change.
             raise InputError("test_layer", self.test_layer, "must be a positive integer")
         if not isinstance(self.reuse_guidance, bool):
             raise InputError("reuse_guidance", self.reuse_guidance, "must be True or False")
@@ -76,16 +76,16 @@ class FeatureCaching:
             raise InputError("test_layer", self.test_layer, f"{rule}: the model has {layers} blocks")
 
     def is_full(self, forward: int) -> bool:
-        """Whether the forward pass of that number, from 0 on, computes all tokens."""
+        """Return whether forward pass number `forward`, counted from 0, computes all tokens."""
         return forward < self.warm_up or (forward - self.warm_up + 1) % self.refresh == 0
 
 
 class Choice(NamedTuple):
-    """Tokens that a forward pass computes through all blocks, chosen from those that it is given.
+    """Choice among given tokens: those that a forward pass computes through all blocks.
 
     Attributes:
-        required, absent: [B, n] those that are computed in any case, and those that are padding.
-        counts, most: [B] how many are computed in each row, and the largest of them, on the host.
+        required, absent: [B, n] whether each token is computed in any case, and whether it is padding.
+        counts, most: [B] number of computed tokens in each row, and the largest number, on the host.
         mask: [B, 1, 1, P] added to the attention scores of all places, or None.
     """
 
@@ -99,43 +99,43 @@ class Choice(NamedTuple):
 class CachedBlocks:
     """Cached keys and values of the blocks of an encoder or a decoder, from the test layer on, by place.
 
-    Places are those of the buffer, then the cells of the image. A last one is junk: where rows choose
-    different numbers of tokens, what fills the shorter ones is written there, and no row depends on others.
+    Places are those of the buffer, then the cells of the image, then one unused place. If rows choose
+    different numbers of tokens, the padding of shorter rows is written there, so that rows stay independent.
 
     Args:
-        blocks: the timm blocks, as MAR builds them: without gates and without norms behind the attention.
-        test_layer: index of the block that tells changes.
-        places: their number P.
+        blocks: the timm blocks as MAR builds them: without gates and without norms after the attention.
+        test_layer: index of the block that measures changes.
+        places: number P of places.
         like: a weight, for dtype and device.
-        rows: of the batch.
+        rows: number of rows of the batch.
     """
 
     def __init__(self, blocks: Iterable[Any], test_layer: int, places: int, like: Tensor, rows: int) -> None:
         every = list(blocks)
-        # Those before the test layer always compute all tokens, so nothing of them is kept.
+        # Blocks before the test layer always compute all tokens and need no cache.
         self.before, self.blocks = every[:test_layer], every[test_layer:]
         attention = every[test_layer].attn
         shape = rows, places + 1, attention.num_heads, attention.head_dim
         self.keys = [like.new_zeros(shape) for _ in self.blocks]
         self.values = [like.new_zeros(shape) for _ in self.blocks]
-        # Of the test layer, when a token was last computed to the end: small changes add up until it is.
+        # Values of the test layer when a token last ran through all blocks, so that small changes add up.
         self.tested = like.new_zeros(shape)
 
     def compute(
         self, hidden: Tensor, places: Tensor, mask: Tensor | None, choice: Choice | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Run all blocks on all tokens, or the test layer and those behind it on tokens that are chosen.
+        """Run all blocks on all tokens, or the test layer and later blocks on chosen tokens.
 
-        Tokens that are not chosen keep the keys and values that they had in later blocks.
+        Other tokens keep their keys and values in blocks after the test layer.
 
         Args:
-            hidden: [R, n, D] inputs of the first block; as many first rows as the cache has are kept.
-            places: [R, n] their places.
+            hidden: [R, n, D] inputs of the first block; the cache keeps as many first rows as it has.
+            places: [R, n] place of each token.
             mask: [R, 1, 1, n] added to attention scores, or None.
-            choice: of the tokens; None for all.
+            choice: the chosen tokens; None for all.
 
         Returns:
-            [R, m, D] hidden states of the chosen after the last block, and their places [R, m].
+            [R, m, D] hidden states of the chosen tokens after the last block, and their places [R, m].
         """
         rows = len(self.tested)
         for block in self.before:
@@ -155,7 +155,7 @@ class CachedBlocks:
         return hidden, places
 
     def nbytes(self) -> int:
-        """Bytes of the cache."""
+        """Return the size of the cache in bytes."""
         return sum(each.nbytes for each in (*self.keys, *self.values, self.tested))
 
     def _keep(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
@@ -164,10 +164,10 @@ class CachedBlocks:
         put(self.values[layer], places[:rows], value[:rows])
 
     def _choose(self, value: Tensor, places: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-        """[B, m] tokens to compute: what is required, then what changed most; and whether each is of them.
+        """Return indices [B, m] of tokens to compute, and whether each counts.
 
-        The paper takes the cosine of the values, to those of the forward pass before; their relative distance
-        sees changes of length as well.
+        Required tokens come first, then those that changed most. The paper takes the cosine of the values to
+        those of the forward pass before; the relative distance used here also detects changes of length.
         """
         new, old = value.flatten(2), pick(self.tested, places).flatten(2)
         change = (new - old).norm(dim=-1) / new.norm(dim=-1).clamp_min(torch.finfo(new.dtype).tiny)
@@ -177,27 +177,27 @@ class CachedBlocks:
 
 
 class FeatureCache:
-    """Cached state of a batch of images: keys, values and features of the newest forward that computed each.
+    """Cached keys, values and features of a batch of images, each from the last forward pass with its token.
 
-    Of the encoder it holds keys and values of the blocks from the test layer on, and the features that the
-    decoder reads, for the buffer and for the cells that were known in the last forward. Others have none and
-    are masked, as the encoder does not see them; a cell is computed in the first forward after its decision.
+    The encoder's part holds keys and values of the blocks from the test layer on, and the features that the
+    decoder reads, for the buffer and the cells known in the last forward pass. Other cells are masked,
+    because the encoder does not see them. A cell is computed in the first forward pass after its decision.
 
-    Of the decoder, which sees all places, it holds keys and values of such blocks and the outputs of the last
-    one, for all places. A cell's mask token is followed by its features at the same place.
+    The decoder's part holds keys and values of such blocks and the outputs of the last block, for all places.
+    The features of a decided cell replace its mask token at the same place.
 
-    Which forward passes compute what is said by `FeatureCaching`. Under guidance that is reused, all this is
-    of the conditional rows, and the differences between both conditions are kept of the last full forward.
+    `FeatureCaching` defines which forward passes are full. If guidance is reused, the cache holds only the
+    conditional rows, and the difference of both conditions in the last full forward pass.
 
-    Unlike in the paper, tokens of the buffer are computed when they change, like all others; tokens that the
-    encoder has read before are, too; the attention of the test layer is that of the chosen tokens alone; and
-    the difference is of the conditions, behind the last norm. The denoising head is not cached.
+    Differences from the paper: tokens of the buffer, and tokens that the encoder has read before, are also
+    computed when they change; the attention of the test layer runs for the chosen tokens only; the reused
+    difference is that of the conditions, after the last norm. The denoising head is not cached.
 
     Args:
         model: the model, in eval mode.
         caching: the settings.
-        rows: rows of the batch, B.
-        copies: 2 under guidance, or 1.
+        rows: number B of rows of the batch.
+        copies: 2 with guidance, or 1.
     """
 
     def __init__(self, model: MARForImageGeneration, caching: FeatureCaching, rows: int, copies: int) -> None:
@@ -216,13 +216,13 @@ class FeatureCache:
         self.forwards = 0
 
     def conditions(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
-        """Read the known tokens and give the conditions [R, N, D] of all cells, some as they were before.
+        """Read the known tokens, and return the conditions [R, N, D] of all cells, some of them cached.
 
         The host reads the device once, as often as without a cache.
 
         Args:
-            tokens, known, labels: as of the model; conditional rows before unconditional ones.
-            cells: [B, k] those whose conditions are wanted, and computed in every forward pass.
+            tokens, known, labels: see the model; conditional rows come before unconditional ones.
+            cells: [B, k] requested cells, which every forward pass computes.
         """
         is_full = self.caching.is_full(self.forwards)
         self.forwards += 1
@@ -236,13 +236,13 @@ class FeatureCache:
         return torch.cat([conditions, conditions - self.difference])
 
     def nbytes(self) -> int:
-        """Bytes of the cache."""
+        """Return the size of the cache in bytes."""
         more = 0 if self.difference is None else self.difference.nbytes
         held = self.encoder.nbytes() + self.decoder.nbytes() + self.features.nbytes + self.hidden.nbytes
         return held + self.known.nbytes + more
 
     def _compute_all(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
-        """As `MARForImageGeneration.conditions`, keeping what later forward passes reuse."""
+        """Compute `MARForImageGeneration.conditions`, and keep the values that later forward passes reuse."""
         model, kept = self.model, len(self.known)
         counts = known.sum(1)
         fewest, most = torch.stack(counts.aminmax()).tolist()
@@ -263,7 +263,7 @@ class FeatureCache:
         return conditions
 
     def _compute_some(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
-        """Conditions [B, N, D], of which those of `cells` [B, k] and of what changed most are new."""
+        """Return conditions [B, N, D], new for `cells` [B, k] and for the tokens that changed most."""
         model, buffer = self.model, self.buffer
         new, counts = known & ~self.known, known.sum(1)
         wanted = new.scatter(1, cells, True)
@@ -291,21 +291,21 @@ class FeatureCache:
         return model.read_out(self.hidden[:, :-1])
 
     def _count(self, required: Tensor, total: Tensor) -> Tensor:
-        """[B] tokens to compute, of `total` [B]: the required ones and the share of the others."""
+        """[B] number of tokens to compute, of `total` [B]: the required ones and the share of the others."""
         count = required.sum(1)
         return count + (self.caching.share * (total - count)).round().long()
 
     def _places(self, order: Tensor) -> Tensor:
-        """[B, buffer + n] places of the buffer and of cells at `order`; padding has those of unknown ones."""
+        """[B, buffer + n] places of the buffer and of cells at `order`; padding is at unknown cells."""
         return torch.cat([self._everywhere(len(order))[:, : self.buffer], order + self.buffer], dim=1)
 
     def _everywhere(self, rows: int) -> Tensor:
-        """[B, P] all places but the junk."""
+        """[B, P] all places but the unused one."""
         return torch.arange(self.places, device=self.known.device).expand(rows, -1)
 
 
 def project(block: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[B, n, H, d] queries, keys and values of a timm block, from its inputs [B, n, D]."""
+    """Return queries, keys and values [B, n, H, d] of a timm block, from its inputs [B, n, D]."""
     attention = block.attn
     mixed = attention.qkv(block.norm1(hidden))
     query, key, value = mixed.unflatten(-1, (3, attention.num_heads, attention.head_dim)).unbind(2)
@@ -315,9 +315,10 @@ def project(block: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def finish(
     block: Any, hidden: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """[B, n, D] outputs of a timm block for some tokens, which may see more than themselves.
+    """Return the outputs [B, n, D] of a timm block for some tokens, which may also attend to others.
 
-    With keys and values [B, m, H, d] of those tokens alone it is the block's own forward, bit for bit.
+    With keys and values [B, m, H, d] of those tokens alone, this is the block's own forward method, bit for
+    bit.
     """
     attention = block.attn
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)

@@ -1,11 +1,11 @@
-"""Learn2PD (2509.25188): a trained filter says which places are final."""
+"""Learn2PD (2509.25188): a trained filter predicts which places are final."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "learned",
-        "nothing: as `low_confidence`; all places that a trained `filter` is sure of (Learn2PD)",
+        "decides all masked places that a trained `filter` predicts to be final (Learn2PD)",
         "2509.25188",
         policy="mmspec_extras.methods.learned.policy:Learned",
         rules={"learned": "mmspec_extras.methods.learned.policy:Learned"},

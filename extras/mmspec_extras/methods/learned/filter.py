@@ -1,4 +1,4 @@
-"""Network that tells places of a block apart by their confidences: which are right already, or come next.
+"""Network that predicts from the confidences of a block which places are final, or which come next.
 
 The former is the filter of Learn2PD (2509.25188), the latter a head for the order of plain decoding, after
 SPOT (2610.22543).
@@ -17,17 +17,17 @@ from mmspec.errors import CheckpointError
 
 __all__ = ["CommitFilter", "CommitFilterConfig", "read_filter"]
 
-LEAST_DOUBT = 1e-6  # 1 - p that differs from 0, and makes an input of 1
+LEAST_DOUBT = 1e-6  # smallest 1 - p that differs from 0; its log-odds are scaled to 1
 
 
 class CommitFilterConfig(PreTrainedConfig):
     """Config of a filter.
 
     Args:
-        block_length: most places of a block that it looks at.
-        width: of its hidden layer.
-        log_odds: whether it reads log(p / (1 - p)) of a confidence p, in which 0.99 and 0.9999 are far from
-            each other, in place of p (as published).
+        block_length: largest number of places of a block.
+        width: width of the hidden layer.
+        log_odds: whether the filter reads log(p / (1 - p)) of a confidence p, which separates 0.99 from
+            0.9999, instead of p (as published).
     """
 
     model_type = "mmspec_commit_filter"
@@ -40,9 +40,9 @@ class CommitFilterConfig(PreTrainedConfig):
 
 
 class CommitFilter(PreTrainedModel):
-    """Two layers from the confidences of a block to a logit for each of its places.
+    """Maps the confidences of a block to one logit per place, with two layers.
 
-    Decided places count with a confidence of 1, and so do those that a shorter block lacks.
+    Decided places, and the missing places of a shorter block, have a confidence of 1.
     """
 
     config_class = CommitFilterConfig
@@ -54,7 +54,7 @@ class CommitFilter(PreTrainedModel):
         self.post_init()
 
     def forward(self, confidence: Tensor) -> Tensor:
-        """Logits [B, n] from confidences [B, n] of n <= block_length places."""
+        """Return logits [B, n] from confidences [B, n] of n <= block_length places."""
         missing = self.config.block_length - confidence.shape[1]
         whole = nn.functional.pad(confidence.float(), (0, missing), value=1.0)
         if self.config.log_odds:
@@ -64,10 +64,10 @@ class CommitFilter(PreTrainedModel):
 
 
 def read_filter(source: Any, argument: str) -> CommitFilter:
-    """A loaded filter, or that of a folder.
+    """Return a loaded filter, or load one from a folder.
 
     Raises:
-        CheckpointError: there is none; it names the argument.
+        CheckpointError: the folder has no filter; the error names `argument`.
     """
     if isinstance(source, CommitFilter):
         source.eval()

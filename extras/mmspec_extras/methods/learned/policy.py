@@ -1,4 +1,4 @@
-"""Learned rule: a small filter says which places are right already (Learn2PD, 2509.25188)."""
+"""Learned rule: a trained filter predicts which places are final (Learn2PD, 2509.25188)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from mmspec_extras.methods.learned.filter import CommitFilter, read_filter
 
 @dataclass(frozen=True)
 class Learned(PlaceRule):
-    """Decide every place that a trained filter is sure of, and the surest in any case.
+    """Decides every place that a trained filter predicts to be final, and the surest place in any case.
 
-    The filter sees the confidences of the block, decided places as 1. Train one for a target with
-    `mmspec-extras train-filter`.
+    The filter reads the confidences of the block, with 1 for decided places. `mmspec-extras train-filter`
+    trains one for a target.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
         filter: folder of a `CommitFilter`, or a loaded one.
-        threshold: least probability, by the filter, that the place holds its final token.
+        threshold: a place is decided if the filter's probability that its token is final is above this.
 
     Raises:
-        InputError: a value outside its range; where it is fitted, no filter.
+        InputError: a value is out of range; in `fit`, if there is no filter.
         CheckpointError: the filter cannot be read.
     """
 
@@ -39,7 +39,7 @@ class Learned(PlaceRule):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_number("threshold", self.threshold, 0.0, 2.0, "must be at least 0")
-        if self.filter is not None:  # a folder that cannot be read should not cost a load of the target
+        if self.filter is not None:  # an unreadable folder should fail before the target is loaded
             object.__setattr__(self, "model", read_filter(self.filter, "filter"))
 
     def fit(self, target: Target[Any]) -> Learned:
@@ -52,11 +52,11 @@ class Learned(PlaceRule):
 
     def choose(self, places: Places) -> Tensor:
         if self.model is None:
-            raise TypeError("a rule that was not fitted")
+            raise TypeError("the rule must be fitted to a target first")
         size = self.model.config.block_length
         if places.token.shape[1] > size:
             raise InputError(
-                "block_length", places.token.shape[1], f"must be at most {size}, the block of the filter"
+                "block_length", places.token.shape[1], f"must be at most {size}, that of the filter"
             )
         confidence = torch.where(places.is_open, places.confidence, 1.0)
         chosen: Tensor = self.model(confidence).sigmoid() > self.threshold

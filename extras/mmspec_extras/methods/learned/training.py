@@ -1,8 +1,8 @@
-"""Training of networks that look at the confidences of a block: which places are right, or come next.
+"""Training of networks that predict from a block's confidences which places are final, or come next.
 
-The filter of Learn2PD (2509.25188): outputs of plain decoding are known first. Then they are decoded again by
-an oracle that decides, in each forward pass, every place whose token is already the final one; what it saw is
-what a filter learns. A head for the order (after SPOT, 2610.22543) learns from plain decoding alone.
+For the filter of Learn2PD (2509.25188), plain decoding first gives the final outputs. Then an oracle decodes
+them again, and decides in each forward pass every place whose token is already the final one. The filter
+learns from these forward passes. A head for the order (after SPOT, 2610.22543) learns from plain decoding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfi
 __all__ = ["Orders", "Replay", "replay", "train_filter", "watch"]
 
 RATE = 3e-3
-HELD_OUT = 10  # one example of so many
+HELD_OUT = 10  # one example in ten
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Replay:
     """Forward passes of the oracle over one example.
 
     Attributes:
-        confidence: [n, W] of the places of a block; 1 where one is decided, or does not exist.
+        confidence: [n, W] confidences of a block's places; 1 where a place is decided or does not exist.
         right: [n, W] whether the token chosen there is the final one.
-        counted: [n, W] which places are open, and are part of the output.
+        counted: [n, W] whether the place is open and part of the output.
     """
 
     confidence: Tensor
@@ -48,12 +48,12 @@ class Replay:
     counted: Tensor
 
     def loss(self, logits: Tensor) -> Tensor:
-        """Nats of which places are right, under logits [n, W]."""
+        """Return the cross-entropy of `right` under logits [n, W], in nats per counted place."""
         nats = binary_cross_entropy_with_logits(logits, self.right.float(), reduction="none")
         return (nats * self.counted).sum() / self.counted.sum()
 
     def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
-        """Share of wrong places among those that a threshold lets through, and of right ones that it does."""
+        """Return the share of wrong places among those above a threshold, and of right ones above it."""
         passes = (logits.sigmoid() > threshold) & self.counted
         wrong = (passes & ~self.right).sum() / passes.sum().clamp_min(1)
         found = (passes & self.right).sum() / (self.right & self.counted).sum().clamp_min(1)
@@ -65,16 +65,16 @@ class Orders:
     """Forward passes of plain decoding over one example.
 
     Attributes:
-        confidence: as of `Replay`.
-        rank: [n, W] how many forward passes later each place is decided; -1 where it is not open, or never
-            is.
+        confidence: see `Replay`.
+        rank: [n, W] number of forward passes until each place is decided; -1 where it is not open, or is
+            never decided.
     """
 
     confidence: Tensor
     rank: Tensor
 
     def loss(self, logits: Tensor) -> Tensor:
-        """Nats of the order in which the places come (Plackett-Luce), under logits [n, W]."""
+        """Return the nats per place of the order of decisions (Plackett-Luce), under logits [n, W]."""
         total, places = logits.new_zeros(()), 0
         for step in range(int(self.rank.amax()) + 1):
             now = self.rank == step
@@ -85,7 +85,7 @@ class Orders:
         return total / max(1, places)
 
     def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
-        """Share of forward passes whose next place is predicted, and that by confidence alone."""
+        """Return the share of forward passes whose next place is predicted, and the same by confidence."""
         is_open = self.rank >= 0
         rows = (self.rank == 0).any(-1)
         found = {}
@@ -97,11 +97,11 @@ class Orders:
 
 @dataclass(frozen=True)
 class Watch(PlaceRule):
-    """Decide the surest place, and remember where it was.
+    """Decides the surest place, and records it.
 
     Attributes:
-        seen: confidences, and output indices of all places and of the one that is decided, of every forward
-            pass.
+        seen: for every forward pass, the confidences, the output indices of all places, and that of the
+            decided one.
     """
 
     seen: list[tuple[Tensor, Tensor, int]] = field(default_factory=list, compare=False)
@@ -117,7 +117,7 @@ class Watch(PlaceRule):
 
 
 def watch(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_length: int) -> Orders:
-    """Decode a prompt plainly, and note in which order its places come; arguments as of `replay`."""
+    """Decode a prompt plainly, and return the order of its decisions; for arguments, see `replay`."""
     rule = Watch()
     pipe.set_accelerator(Accelerator("watch", drafter, rule))
     pipe(**call)
@@ -133,11 +133,11 @@ def watch(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_leng
 
 @dataclass(frozen=True)
 class Oracle(PlaceRule):
-    """Decide every place whose token is the final one already, and the surest with its final one.
+    """Decides every place whose token is already the final one, and the surest place with its final token.
 
     Attributes:
-        final: [N] the output, for one row.
-        seen: confidences, which are right, and which count, of every forward pass.
+        final: [N] output of one row.
+        seen: for every forward pass, the confidences, and whether each place is right and is counted.
     """
 
     final: Any = field(default=None, compare=False)
@@ -147,7 +147,7 @@ class Oracle(PlaceRule):
         return places.token == self.goal(places)
 
     def goal(self, places: Places) -> Tensor:
-        """[1, n] final tokens; -1 behind the end of the output."""
+        """[1, n] final tokens; -1 after the end of the output."""
         place = places.begin[:, None] + torch.arange(places.token.shape[1], device=places.token.device)
         whole = pad(self.final, (0, int(place.amax()) + 1), value=-1)
         return whole[place]
@@ -162,13 +162,13 @@ class Oracle(PlaceRule):
 
 
 def replay(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_length: int) -> Replay:
-    """Decode a prompt plainly, then by the oracle; one row.
+    """Decode a prompt plainly, then with the oracle, and return the oracle's forward passes; one row.
 
     Args:
-        pipe: a pipeline of a masked model.
+        pipe: pipeline of a masked model.
         call: keywords of its calls.
-        drafter: of the blocks that are learnt.
-        block_length: W.
+        drafter: drafter of the blocks to learn.
+        block_length: number W of places per block.
     """
     pipe.set_accelerator("none")
     final = torch.tensor(pipe(**call).tokens[0], device=pipe.target.device)
@@ -198,20 +198,20 @@ def train_filter(
     """Train a filter for the target of a pipeline, and save it as a folder.
 
     Args:
-        pipe: of a masked model.
-        calls: keywords of calls, of one prompt each; a tenth is held out.
+        pipe: pipeline of a masked model.
+        calls: keywords of its calls, one prompt each; a tenth is held out.
         out: the folder to write.
-        block_length: places of a block; None is the model's own.
-        epochs: steps of AdamW, each on all that was seen.
-        threshold: by which the share of wrong places among those let through is measured.
+        block_length: number of places per block; None for the model's own.
+        epochs: number of AdamW steps, each on all training examples.
+        threshold: threshold at which the errors of the filter are measured.
         learn: "right", for `learned:filter=`; or "order", for `spot:head=`.
-        record: entries of the folder's `training.json`.
+        record: further entries of the folder's `training.json`.
 
     Returns:
         The folder.
 
     Raises:
-        InputError: too few prompts, a model without masked blocks, or nothing that can be learnt.
+        InputError: there are too few prompts, the model has no masked blocks, or `learn` is unknown.
     """
     if learn not in LEARNT:
         raise InputError("learn", learn, did_you_mean(learn, LEARNT))
@@ -220,7 +220,7 @@ def train_filter(
     if size is None:
         raise InputError("block_length", None, "must be set: the model has no blocks of its own")
     if len(calls) < 2:
-        raise InputError("samples", len(calls), "must be at least 2; a tenth is held out")
+        raise InputError("samples", len(calls), "must be at least 2, because some are held out")
     before = pipe.accelerator
     try:
         asked = tqdm(calls, desc="replays", unit="prompt")
@@ -247,10 +247,10 @@ def train_filter(
 
 
 def gathered(replays: Sequence[Any]) -> Any:
-    """All forward passes of several examples."""
+    """Concatenate the forward passes of several examples."""
     kind = type(replays[0])
     return kind(*(torch.cat([getattr(one, each.name) for one in replays]).cpu() for each in fields(kind)))
 
 
-#: What a network can learn: (pipeline, call, drafter, block length) -> what it learns from.
+#: Functions (pipeline, call, drafter, block length) -> training example, by the name of the task.
 LEARNT: dict[str, Callable[..., Replay | Orders]] = {"right": replay, "order": watch}

@@ -1,4 +1,4 @@
-"""Prophet: all that is open is decided at once, as soon as the model is sure of it on average."""
+"""Prophet: decides all open places at once as soon as the model is confident on average."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from mmspec.validation import require_number
 
 @dataclass(frozen=True)
 class Prophet(PlaceRule):
-    """Decide all open places of the block once their mean gap is large; the surest alone before (2508.19982).
+    """Decides the surest places, and all open places of the block once their mean gap is large (2508.19982).
 
-    The gap of a place is the logit of its likeliest token less that of the second. The bar falls with the
-    share of the output that is decided: `gap` below a third of it, two thirds of `gap` below two, then one
-    third. The published rule looks at five places, which the caller names, of a prompt that ends in "The
-    answer is"; this one at all open places of the block.
+    The gap of a place is the logit of its likeliest token minus that of the second. The required mean gap
+    falls with the decided share of the output: `gap` below one third, 2/3 `gap` below two thirds, then
+    1/3 `gap`. The published rule reads five places, which the caller names, of a prompt that ends in "The
+    answer is"; this rule reads all open places of the block.
 
     Args:
-        places_per_step, remask_below, end_cut, fallback: as of `PlaceRule`.
-        gap: the first bar, in nats of logits; guidance and a temperature scale it.
+        places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
+        gap: first required gap, in nats; guidance and temperature scale the logits before.
     """
 
     gap: float = 7.5

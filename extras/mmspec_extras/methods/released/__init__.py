@@ -1,4 +1,4 @@
-"""LANTERN's and GSD's rules as their code was released, and GSD's over clusters of codes."""
+"""The rules of LANTERN and GSD as in their released code, and GSD over clusters of codes."""
 
 from mmspec.plugins import Method
 

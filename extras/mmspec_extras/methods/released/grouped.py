@@ -1,4 +1,4 @@
-"""GSD over clusters of codes, and over the windows of ranks of its released code. Lossy by design."""
+"""GSD over clusters of codes, and over windows of ranks as in its released code. Lossy by design."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from mmspec.trees.relaxed_sampling import RelaxedSampling, check_group_size
 __all__ = ["GroupedCodes", "ReleasedGrouped", "cluster_codes", "cluster_ratio", "window_ratio"]
 
 CLUSTERING_ROUNDS = 20
-# of GSD's released code
+# constants of GSD's released code
 RANKS_BELOW, RANKS_ABOVE = 7, 6
 LARGEST_DIFFERENCE, LARGEST_SQUARED_DISTANCE = 0.15, 0.5
 
 
 def cluster_codes(codebook: Tensor, count: int) -> Tensor:
-    """[K] clusters from 0 to count - 1 of code vectors [K, d]: Lloyd's k-means from evenly spaced codes.
+    """Return clusters [K] of code vectors [K, d], 0 to count - 1: Lloyd's k-means from evenly spaced codes.
 
-    Deterministic; clusters may be of any size, and empty.
+    The result is deterministic. Clusters may have any size, and may be empty.
     """
     vectors = codebook.double()
     centres = vectors[torch.arange(count, device=vectors.device) * len(vectors) // count].clone()
@@ -41,7 +41,7 @@ def cluster_codes(codebook: Tensor, count: int) -> Tensor:
 
 
 def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor) -> Tensor:
-    """Ratios min(1, P(C) / Q(C)) of fixed clusters C of the K codes; a syntax token is alone.
+    """Return the ratios min(1, P(C) / Q(C)) of fixed clusters C of the K codes; a syntax token is alone.
 
     Args:
         p, q: [..., V] distributions of target and draft.
@@ -53,7 +53,7 @@ def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor) -> Tensor:
     index = torch.arange(p.shape[-1], device=p.device)  # syntax tokens are clusters of their own
     index[: len(cluster)] = cluster
     index = index.expand(p.shape)
-    # CUDA adds in any order, which float64 rounds away
+    # CUDA sums in any order; float64 removes the differences
     zeros = torch.zeros_like(p, dtype=torch.float64 if p.is_cuda else p.dtype)
     masses = p.to(zeros.dtype), q.where(p > 0, 0.0).to(zeros.dtype)
     ratio = bounded_ratio(*(zeros.scatter_add(-1, index, mass).to(p.dtype) for mass in masses))
@@ -61,24 +61,24 @@ def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor) -> Tensor:
 
 
 def window_ratio(p: Tensor, q: Tensor, codebook: Tensor, x: Tensor | None = None) -> Tensor:
-    """Ratios min(1, P / Q) over the window of ranks around a token, as GSD was released.
+    """Return the ratios min(1, P / Q) over the window of ranks around a token, as in GSD's released code.
 
-    Ascending ranks r - 7 to r + 6, of which those near in probability and in vector space; the exact ratio
-    where r < 7, where the released code raises and falls back. Windows overlap: no partition. Of equally
-    likely tokens the lower index has the lower rank.
+    The window has the ascending ranks r - 7 to r + 6, without tokens that differ too much in probability or
+    code vector. For r < 7 the ratio is exact, because the released code raises there and falls back. Windows
+    overlap, so that they are no partition. Of equally likely tokens, the lower index has the lower rank.
 
     Args:
         p, q: [..., V] distributions of target and draft.
-        codebook: [K, d] vectors of the codes; syntax tokens have none, and are far from all.
-        x: [..., m] int64 tokens; all tokens if None.
+        codebook: [K, d] code vectors; syntax tokens have none, and count as far from all tokens.
+        x: [..., m] int64 tokens; None for all tokens.
 
     Returns:
-        [..., m], or [..., V].
+        [..., m], or [..., V] without `x`.
     """
     vocabulary, codes = p.shape[-1], len(codebook)
     if x is None:
         x = torch.arange(vocabulary, device=p.device).expand(p.shape)
-    vectors = pad(codebook.to(p.dtype), (0, 0, 0, vocabulary - codes), value=float("inf"))  # syntax is far
+    vectors = pad(codebook.to(p.dtype), (0, 0, 0, vocabulary - codes), value=float("inf"))  # far from all
     _, order = sort_stably(p)
     rank = order.argsort(dim=-1).gather(-1, x)
     p_x, q_x = p.gather(-1, x), q.gather(-1, x)
@@ -97,15 +97,15 @@ def window_ratio(p: Tensor, q: Tensor, codebook: Tensor, x: Tensor | None = None
 
 @dataclass
 class GroupedCodes(RelaxedSampling):
-    """As `grouped`, where groups are clusters of the code vectors (2508.07747).
+    """Accepts as `grouped` does; groups are clusters of the code vectors (2508.07747).
 
-    Clusters are made once. They help little, as the paper says.
+    Clusters are made once, in `fit`. According to the paper, they help little.
 
     Args:
-        group_size: mean tokens per cluster.
+        group_size: mean number of tokens per cluster.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     group_size: int = 14
@@ -126,13 +126,13 @@ class GroupedCodes(RelaxedSampling):
 
 @dataclass
 class ReleasedGrouped(RelaxedSampling):
-    """GSD's rule as its released code has it.
+    """Accepts as the released code of GSD does.
 
-    The group of the token of rank r (from below) is ranks r - 7 to r + 6, overlapping with others; of these,
-    tokens whose probability differs by less than .15 and whose vectors lie within a squared distance of .5;
-    where the ranks would fall below zero the test is exact; a token of probability zero may be accepted.
-    Distances are those of the code vectors; the released code takes rows of the model's input embedding. The
-    total variation is measured at one judged place a round.
+    The group of the token of rank r, counted from the lowest, is the ranks r - 7 to r + 6; groups overlap. A
+    group keeps tokens whose probability differs by less than 0.15 and whose code vectors lie within a squared
+    distance of 0.5. If ranks would be below zero, the test is exact. A token of probability zero may be
+    accepted. The released code measures distances in the model's input embedding instead of the codebook. The
+    total variation is measured at one verified place a round.
     """
 
     codebook: Tensor | None = field(default=None, init=False, repr=False)

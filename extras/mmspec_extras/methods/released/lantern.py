@@ -1,4 +1,4 @@
-"""LANTERN's rule as the code released for LlamaGen has it. Lossy by design."""
+"""LANTERN's rule as in the code released for LlamaGen. Lossy by design."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["ReleasedLantern"]
 
 @dataclass
 class ReleasedLantern(Lantern):
-    """`lantern` as released (2410.03355); with `lam`, LANTERN++ (2502.06352).
+    """Accepts as the released code of LANTERN (2410.03355) or, with `lam`, LANTERN++ (2502.06352) does.
 
-    If any neighbour was added, all k + 1 nearest leave p when a deterministic candidate is refused, and leave
-    q when a sampled one is, so that they keep their mass in p; a distribution with nothing left becomes
-    uniform over the codes; a token of probability zero may be accepted; at temperature 0, x is accepted if
-    p(x) + c(x) is the largest of all.
+    If any neighbour was added and the candidate is rejected, all k + 1 nearest codes are removed: from p for
+    a deterministic candidate, and from q for a sampled one, so that they keep their mass in p. A distribution
+    with nothing left becomes uniform over the codes. A token of probability zero may be accepted. At
+    temperature 0, x is accepted if p(x) + c(x) is at least the largest probability.
 
-    Args: as of `Lantern`.
+    Args: see `Lantern`.
     """
 
     keeps_greedy = False
@@ -48,7 +48,7 @@ class ReleasedLantern(Lantern):
 
     @property
     def leaving_codes(self) -> Tensor:
-        """[K, k + 1] the neighbours of each code that leave with it."""
+        """[K, k + 1] the neighbours of each code that are removed with it."""
         return fitted(self.table)
 
     def raised(self, p: Tensor, near: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ class ReleasedLantern(Lantern):
         return normalise(left, otherwise=self.uniform(p))
 
     def leaving(self, p: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[..., k + 1] ids of the neighbours of x [..., 1], and whether they leave with it: all, or none."""
+        """Return ids [..., k + 1] of the neighbours of x [..., 1], and whether all or none are removed."""
         codes = self.leaving_codes
         ids = codes[x.clamp_max(len(codes) - 1)].long()
         _, count = nearby_prefix(p, codes, x, self.limit(p.gather(-1, x)))
@@ -82,11 +82,11 @@ class ReleasedLantern(Lantern):
         return mass, tv if q is None else total_variation(self.released_output(p, q), p)
 
     def released_output(self, p: Tensor, q: Tensor) -> Tensor:
-        """[..., V] output distribution of the released rule for one sampled candidate x.
+        """Return the output distribution [..., V] of the released rule for one sampled candidate x.
 
-        Its residual depends on x: with N the neighbours of x, it is norm(b + 1_N m) for b = (p - q)+ and
-        m = min(p, q), if a neighbour was added to x, and norm(b) if none was; so the sum over x costs k + 1
-        terms a token.
+        The residual distribution depends on x. With N the neighbours of x, b = (p - q)+ and m = min(p, q), it
+        is norm(b + 1_N m) if a neighbour was added to x, and norm(b) otherwise. The sum over x therefore has
+        k + 1 terms per token.
         """
         table, size = self.leaving_codes, len(self.leaving_codes)
         a = self.mass(p, q, p[..., :1])
@@ -114,7 +114,7 @@ class ReleasedLantern(Lantern):
         return Path.choose(scores.greedy[:, 0, 0], greedy, sampled), tv[:, :0]
 
     def verify_greedy(self, draft: Tree, scores: Scores) -> tuple[Path, Tensor]:
-        """Verify at temperature 0 as released: the deepest path whose tokens all become the likeliest."""
+        """Verify at temperature 0 as released: follow the deepest path of tokens that become likeliest."""
         p = scores.logits.softmax(-1)
         above = p.gather(1, draft.parents[:, :, None].expand_as(p))
         x = draft.tokens[:, :, None]

@@ -1,4 +1,4 @@
-"""Blocks of a clip that see the first block and the most recent ones (BlockVid, 2511.22973)."""
+"""Blocks of a clip that see only the first block and the most recent ones (BlockVid, 2511.22973)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["RecentBlocksDrafter", "sparse_context"]
 
 
 class RecentBlocksSession(OrderedCellsSession):
-    """Clips whose blocks see the first one and the most recent ones alone."""
+    """Clips whose blocks see only the first block and the most recent ones."""
 
     drafter: RecentBlocksDrafter
 
@@ -31,16 +31,16 @@ class RecentBlocksSession(OrderedCellsSession):
 
 
 class RecentBlocksDrafter(OrderedCellsDrafter):
-    """Decides blocks of a clip that see the first block and the most recent ones, whose keys alone are kept.
+    """Decides blocks of a clip, and keeps the keys of the first block and of the most recent ones.
 
-    The sparse cache of BlockVid (2511.22973) retrieves blocks by the likeness of their prompts; a clip of one
-    prompt has but their age.
+    The sparse cache of BlockVid (2511.22973) retrieves the blocks with the most similar prompts. Here a clip
+    has one prompt, so that blocks differ only by age.
 
     Args:
-        context_blocks: most recent blocks that are kept, the newest included.
+        context_blocks: number of most recent blocks that are kept, the newest included.
 
     Raises:
-        InputError: not a positive integer.
+        InputError: `context_blocks` is not a positive integer.
     """
 
     name = "sparse_context"
@@ -61,5 +61,5 @@ class RecentBlocksDrafter(OrderedCellsDrafter):
 
 
 def sparse_context(context_blocks: int = 16) -> Accelerator:
-    """Blocks of a clip that see the first block and the most recent ones (BlockVid, 2511.22973)."""
+    """Decode clips whose blocks see only the first block and the most recent ones (BlockVid, 2511.22973)."""
     return pair("sparse_context", RecentBlocksDrafter(context_blocks))

@@ -1,11 +1,11 @@
-"""SPOT (2610.22543): `freedave` that guesses the next places by a network."""
+"""SPOT (2610.22543): `freedave` with a network that predicts the next places."""
 
 from mmspec.plugins import Method
 
 METHODS = (
     Method(
         "spot",
-        "as `freedave`; a trained `head` guesses in which order places are decided",
+        "drafts as `freedave` does; a trained `head` predicts the order in which places are decided",
         "2610.22543",
         make="mmspec_extras.methods.spot.drafter:spot",
     ),

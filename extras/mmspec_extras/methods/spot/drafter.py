@@ -1,4 +1,4 @@
-"""Guesses of the order of places by a network that has learnt it (after SPOT, 2610.22543)."""
+"""Drafts of a masked block's states in the order that a trained network predicts (after SPOT, 2610.22543)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["OrderedStatesDrafter", "spot"]
 
 
 class OrderedStatesSession(StatesSession):
-    """States of the blocks of a batch, in the order that a network guesses."""
+    """States of the blocks of a batch, in the order that a network predicts."""
 
     def __init__(self, drafter: OrderedStatesDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
@@ -37,15 +37,15 @@ class OrderedStatesSession(StatesSession):
 
 
 class OrderedStatesDrafter(StatesDrafter):
-    """Guesses the next places of a block by a network, and proposes the states that follow.
+    """Predicts the next places of a block with a network, and drafts the states that follow.
 
     Args:
-        head: folder of a `CommitFilter` that has learnt which places come next (`mmspec-extras train-filter
+        head: folder of a `CommitFilter` that was trained on the order of places (`mmspec-extras train-filter
             --learn order`), or a loaded one.
-        states: as of `StatesDrafter`.
+        states: see `StatesDrafter`.
 
     Raises:
-        InputError: a number of states out of range; where it is fitted, no head.
+        InputError: `states` is out of range; in `fit`, if there is no head.
         CheckpointError: the head cannot be read.
     """
 
@@ -71,8 +71,8 @@ class OrderedStatesDrafter(StatesDrafter):
 
 
 def spot(head: Any = None, states: int = 8) -> Accelerator:
-    """States of a masked block in the order that a network guesses (after SPOT, 2610.22543).
+    """Draft the states of a masked block in the order that a network predicts (after SPOT, 2610.22543).
 
-    The output is that of one place a forward pass. Options as of `OrderedStatesDrafter`.
+    The output is that of one place per forward pass. Options: see `OrderedStatesDrafter`.
     """
     return Accelerator("spot", OrderedStatesDrafter(head, states), StateWalk())

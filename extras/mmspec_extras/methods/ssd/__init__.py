@@ -5,7 +5,7 @@ from mmspec.plugins import Head, Method
 METHODS = (
     Method(
         "ssd",
-        "as `sjd`, where a trained head drafts new places from the row above",
+        "drafts as `sjd` does; a trained head drafts new places from the row above",
         "2606.20543",
         head=Head(
             model="mmspec_extras.methods.ssd.head:VerticalHead",

@@ -1,9 +1,9 @@
-"""Vertical drafts of image tokens: a Jacobi window that is refilled from the row above, by a head.
+"""Vertical drafts of image tokens: a head refills a Jacobi window from the row above.
 
 After SSD (2606.20543), whose head predicts the token below a cell from the target's state at the cell. Here
-it drafts the places of a window that the target has not scored yet; from then on a place is drawn from the
-target's distribution, coupled with its old draft. The head's q depends on states of the round before alone,
-and its draw has random numbers of its own, so that any sound rule may judge it, whatever the head computes.
+the head drafts the places of a window that the target has not scored yet. Scored places are drawn from the
+target's distribution, coupled with their old drafts. The head's q depends only on states of the round before,
+and its draw has its own random numbers, so that any sound rule may verify it, whatever the head predicts.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["VerticalDrafter", "VerticalSession", "read_below"]
 
 
 def read_below(head: VerticalHead, target: CausalTarget, states: Tensor, is_code: Tensor) -> Tensor:
-    """[B, n, V] guided logits of the tokens below cells, by the target's states [B, n, s] there.
+    """Return guided logits [B, n, V] of the tokens below cells, from the target's states [B, n, s] there.
 
     Args:
-        is_code: [B or 1, 1, V] tokens that a cell may hold; the others have -inf.
+        is_code: [B or 1, 1, V] whether a cell may hold each token; the logits of others are -inf.
     """
     logits = target.head(head(states).to(target.dtype))
     return logits.masked_fill(~is_code, -torch.inf)
@@ -49,7 +49,7 @@ class VerticalSession(StateWindowSession):
     ) -> tuple[Tensor, Tensor]:
         self._enter_committed()
         size = self.committed.shape[1]
-        # states of the places before the root, and then of the slots, where the target has read a token there
+        # states of the places before the root, then of the slots where the target has read a token
         states = torch.cat([self.committed, pick(self.read.states, stood)], 1)
         is_read = torch.cat([torch.ones_like(place[:, :1]).expand(-1, size) > 0, stood > 0], 1)
         above = place - self.layout.stride
@@ -64,16 +64,16 @@ class VerticalSession(StateWindowSession):
 class VerticalDrafter(StateWindowDrafter):
     """Drafts a Jacobi window whose newly uncovered places a head predicts from the cells above them.
 
-    In the first row, and where the target has not read the cell above yet, they are drawn from the edge, as
-    in speculative Jacobi decoding.
+    In the first row, and where the target has not read the cell above yet, these places are drawn from the
+    edge of the window, as in speculative Jacobi decoding.
 
     Args:
         model: the trained head.
-        window: as of `WindowDrafter`; what the head's config says if None.
-        coupling, front, reach: as of `WindowDrafter`.
+        window: see `WindowDrafter`; None for that of the head's config.
+        coupling, front, reach: see `WindowDrafter`.
 
     Raises:
-        InputError: a value outside its range.
+        InputError: a value is out of range.
     """
 
     title = "a vertical head"

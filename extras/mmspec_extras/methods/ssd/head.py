@@ -1,7 +1,7 @@
-"""The head of vertical drafts (SSD, 2606.20543): from the target's states at a cell to the token below it.
+"""The head of vertical drafts (SSD, 2606.20543): predicts the token below a cell from states at the cell.
 
-Two linear layers lead from the target's states to its output matrix. The states of the conditional and of the
-unconditional prompt are read together, so that the output is the guided distribution.
+Two linear layers map the target's states to the input of its output matrix. The states of the conditional and
+the unconditional prompt are read together, so that the output is the guided distribution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mmspec.heads.model import WindowHead
 
 __all__ = ["VerticalConfig", "VerticalHead"]
 
-NARROW, SHARE = 192, 4  # a head is as wide as a quarter of its target, but no narrower than this
+NARROW, SHARE = 192, 4  # the width of a head is a quarter of its target's, but at least 192
 
 
 @strict
@@ -29,9 +29,9 @@ class VerticalConfig(WindowHeadConfig):
     width: int = NARROW
 
     def validate_architecture(self) -> None:
-        """Refuse what cannot be built; called by `strict`."""
+        """Raise ValueError for sizes that cannot be built; called by `strict`."""
         if min(self.width, self.window) < 1:
-            raise ValueError(f"width ({self.width}) and window ({self.window}) are at least 1")
+            raise ValueError(f"width ({self.width}) and window ({self.window}) must be at least 1")
 
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> dict[str, Any]:
@@ -56,7 +56,7 @@ class VerticalHead(WindowHead):
         self.post_init()
 
     def forward(self, states: Tensor) -> Tensor:
-        """Predict final states [..., d] for the cells below, from `join`'s [..., 2d * taps] at cells."""
+        """Return final states [..., d] for the cells below, from joined states [..., 2d * taps] at cells."""
         read: Tensor = self.of_states(self.norm(states.to(self.dtype)))
         below: Tensor = self.to_states(silu(read))
         return below

@@ -1,7 +1,7 @@
 """Loss of the head of vertical drafts, on images that its target draws itself.
 
-What the target said of every cell as it drew an image is kept: its states at the cell above, which the head
-reads, and its guided distribution, which the head is to predict. Each batch of images serves for many steps.
+For every cell of an image, the target's states at the cell above and its guided distribution are kept: the
+input of the head, and its goal. Each batch of images is used in many steps.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from mmspec_extras.methods.ssd.head import VerticalHead
 
 __all__ = ["CellBatch", "VerticalLoss"]
 
-KEPT = 8  # batches of images, of which every step learns from one
+KEPT = 8  # batches of images; every step uses one of them
 EVERY = 8  # steps from one new batch to the next
-CELLS = 2048  # most cells that a step learns from
+CELLS = 2048  # largest number of cells of a step
 DIVERGENCE = 0.1
 EXCLUDED = -1e4  # in place of -inf, which has no gradient
 
 
 @dataclass(frozen=True)
 class CellBatch(TensorBatch):
-    """Cells of B images, and what the target said of those below them.
+    """Cells of B images, and the target's predictions for the cells below them.
 
     Attributes:
         states: [B, n, s] at n cells, as the head reads them.
         goal: [B, n, V] guided logits at the cells below.
-        is_code: [1, 1, V] tokens that a cell may hold.
+        is_code: [1, 1, V] whether a cell may hold each token.
     """
 
     states: Tensor
@@ -61,8 +61,8 @@ class DrawnImages:
 
     Attributes:
         states: [B, L, s] at each place of the output, as the head reads them.
-        hidden: [R, L, d] that the target's output matrix reads; R is B, or 2B under guidance.
-        grid: of each.
+        hidden: [R, L, d] input of the target's output matrix; R is B, or 2B with guidance.
+        grid: grid of each image.
         sampler: joins the logits of both prompts.
     """
 
@@ -73,10 +73,10 @@ class DrawnImages:
 
 
 class RecordingSession(VerticalSession):
-    """A session that keeps what the target made of every place.
+    """A session that records the target's states at every place.
 
-    A place is read again in every round until it is committed, so that what was written last is of the token
-    that came out.
+    The target reads a place again in every round until it is committed, so that the last record is that of
+    the committed token.
     """
 
     states: Tensor
@@ -100,7 +100,7 @@ class RecordingSession(VerticalSession):
 
 
 class RecordingDrafter(VerticalDrafter):
-    """A drafter of vertical drafts that keeps its sessions, as do its copies for a target."""
+    """A drafter of vertical drafts that records its sessions, also those of its copies for a target."""
 
     session = RecordingSession
 
@@ -118,7 +118,7 @@ class RecordingDrafter(VerticalDrafter):
 
 
 class VerticalLoss(DrafterLoss):
-    """Total variation of the head's predictions to the target's guided distributions, and some divergence."""
+    """Total variation and a share of the divergence from the head's to the target's guided distributions."""
 
     head: VerticalHead
     outer = ("of_states", "to_states")
@@ -128,7 +128,7 @@ class VerticalLoss(DrafterLoss):
         self.drawn: deque[DrawnImages] = deque(maxlen=KEPT)
 
     def make(self, data: PromptData, step: int, process: int) -> CellBatch:  # type: ignore[override]
-        """Cells for a step, of images drawn lately."""
+        """Return the cells for a step, from recently drawn images."""
         if step % EVERY == 0 or not self.drawn:
             self.drawn.append(self._draw(data, step, process))
         rng = torch.Generator().manual_seed(step)
@@ -136,7 +136,7 @@ class VerticalLoss(DrafterLoss):
 
     @torch.no_grad()
     def _draw(self, data: PromptData, step: int, process: int) -> DrawnImages:
-        """Let the target draw images of new prompts."""
+        """Draw images of new prompts with the target."""
         trial = data.prompts(step, process)
         drafter = RecordingDrafter(self.head)
         decode(self.target, drafter, trial, step * 1009 + process)
@@ -147,7 +147,7 @@ class VerticalLoss(DrafterLoss):
 
     @torch.no_grad()
     def _cells(self, drawn: DrawnImages, rng: torch.Generator) -> CellBatch:
-        """Cells of images, and what the target said of those below them."""
+        """Return cells of images, and the target's predictions for the cells below them."""
         grid = drawn.grid
         above = [
             place
@@ -156,17 +156,17 @@ class VerticalLoss(DrafterLoss):
         ]
         chosen = torch.randperm(len(above), generator=rng)[: max(1, CELLS // len(drawn.states))]
         above = [above[index] for index in chosen.tolist()]
-        before = [place + grid.stride - 1 for place in above]  # whose states give the logits of a cell
+        before = [place + grid.stride - 1 for place in above]  # their states give the logits
         goal = drawn.sampler.guided(self.target.head(drawn.hidden[:, before]))
         codes = torch.arange(goal.shape[-1], device=goal.device) < grid.codebook_size
         return CellBatch(drawn.states[:, above], goal, codes[None, None])
 
     def measure(self, batches: Iterable[Any]) -> dict[str, Any]:
-        """Attributes of the config that name the images that the head has learnt from."""
+        """Return the config attributes that describe the images of the training."""
         return learnt_images(self.target, self.drawn[-1].grid if self.drawn else None)
 
     def forward(self, batch: CellBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: the total variation, averaged over the cells."""
+        """Return the loss, and figures: the total variation, averaged over the cells."""
         logits = read_below(self.head, self.target, batch.states, batch.is_code)
         log_q = logits.float().clamp_min(EXCLUDED).log_softmax(-1)
         goal = batch.goal.masked_fill(~batch.is_code, EXCLUDED)
