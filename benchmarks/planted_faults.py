@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -116,6 +117,9 @@ def installed_extras(root: Path) -> Path:
     if not folder.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
         subprocess.run([*pip, str(root / "extras")], check=True)
+        shutil.rmtree(
+            root / "extras" / "build"
+        )  # a second copy of the source, in which faults would be found too
     return folder
 
 
@@ -148,12 +152,13 @@ def first_failure(root: Path, tests: tuple[str, ...], workers: str) -> str | Non
 def main(
     only: Annotated[str, typer.Option(help="Plant those whose name or place holds this text.")] = "",
     workers: Annotated[str, typer.Option(help="Processes of pytest-xdist.")] = "2",
+    skip: Annotated[int, typer.Option(help="Number of faults to leave out, to continue a run.")] = 0,
     check: Annotated[bool, typer.Option("--check", help="Look only whether all can be planted.")] = False,
     root: Annotated[Path, typer.Option(help="Checkout whose committed files are tried.")] = ROOT,
 ) -> None:
     """Plant faults one after the other, and say which test found each."""
     console = Console(width=160, soft_wrap=True, markup=False, highlight=False)
-    chosen = [fault for fault in read_faults() if only in f"{fault.name} {fault.inside} {fault.tests}"]
+    chosen = [fault for fault in read_faults() if only in f"{fault.name} {fault.inside} {fault.tests}"][skip:]
     lost: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "clone"
