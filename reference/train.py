@@ -17,9 +17,7 @@ Size = Annotated[str, typer.Option(help="base or tiny.")]
 ComparingReader = Annotated[
     Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
 ]
-BegunWith = Annotated[
-    Path, typer.Option("--from", help="Trained LlamaGen of captions to start from.")
-]
+BegunWith = Annotated[Path, typer.Option("--from", help="Trained LlamaGen of captions to start from.")]
 LLAMAGEN = Path("assets/scenes-llamagen")
 
 train_app = typer.Typer(
