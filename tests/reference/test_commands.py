@@ -1,4 +1,4 @@
-"""`python -m reference`: the options arrive, and training and scores fit each other."""
+"""`python -m reference`: options reach the trainers, and scores accept trained folders."""
 
 import inspect
 
