@@ -107,7 +107,7 @@ def test_samples_follow_the_models_own_sampler(kind: str, case: int) -> None:
 
 @pytest.mark.parametrize("kind", ["sdar", "llada2"])
 def test_walks_over_states_sample_what_plain_decoding_samples(kind: str) -> None:
-    """Bitwise, and with guesses made from the noise of later states."""
+    """Bitwise, and with predictions made from the noise of later states."""
     target, sampler = MaskedTarget(model_of(kind)), Sampler([0.0, 0.7, 1.0, 1.3], top_k=[0, 0, 0, 3])
     prompts, how = [[3, 1, 4], [2, 2], [4, 1, 3, 0, 2], [1]], {"max_new_tokens": 22, "seed": SEED}
     plain = decode(target, prompts, NoDrafter().fit(target), None, sampler, **how)  # type: ignore[arg-type]
