@@ -1,1 +1,1 @@
-"""Measurements that are run from a clone; nothing here is installed."""
+"""Measurements. They run from a clone, and are not installed."""

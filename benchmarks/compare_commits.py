@@ -1,11 +1,12 @@
 """Compare two commits of this repository on one machine: the tokens of every accelerator, and their speed.
 
-    python benchmarks/compare_commits.py BEFORE AFTER                 # ids, for fixed seeds
+    python benchmarks/compare_commits.py BEFORE AFTER                 # token ids, for fixed seeds
     python benchmarks/compare_commits.py BEFORE AFTER --repeats 5     # and paired times of 20 prompts
 
-Each commit is unpacked into a folder of its own and runs in a process of its own, by its public names alone;
-both read the same model folders. Calls alternate between the two processes, so a machine that slows down
-slows both. Exit code 1 if any token differs, or if the median time ratio of an accelerator is too low.
+Each commit is unpacked to a folder and runs in a separate process, through its public names only. Both
+commits read the same model folders. Calls alternate between the two processes, so that changes of the
+machine's speed affect both. The exit code is 1 if any token differs, or if the median time ratio of an
+accelerator is too low.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from mmspec.scenes import IMAGE_TOKENS, caption, render, sample_scene
 ROOT = Path(__file__).resolve().parents[1]
 ASSETS = ROOT / "assets"
 FIRST_SCENE = 20_000
-#: Model -> its shipped accelerators at their defaults, and other settings whose ids are compared as well.
+#: For each model, its accelerators with default settings. `OTHERS` adds settings whose ids are compared too.
 DEFAULTS = {
     "scenes-llava": [
         "none",
@@ -71,7 +72,7 @@ OTHERS = {
     "scenes-mar": ["masked:iterations=20:order=checkerboard", "masked:last_steps=10"],
 }
 
-VECTORS = {"num_inference_steps": 10, "last_step_noise": True}  # of continuous tokens: fewer, and all noisy
+VECTORS = {"num_inference_steps": 10, "last_step_noise": True}  # for models of continuous tokens
 
 WORKER = """
 import json, sys, time
@@ -123,7 +124,7 @@ class Task:
 
 
 class Worker:
-    """A commit's process, with one model loaded."""
+    """The process of a commit, with one model loaded."""
 
     def __init__(self, code: Path, model: Path) -> None:
         self.process = subprocess.Popen(
@@ -136,10 +137,10 @@ class Worker:
         )
 
     def run(self, task: Task) -> dict[str, Any]:
-        """Run a task: its `tokens` and `seconds`.
+        """Run a task, and return its `tokens` and `seconds`.
 
         Raises:
-            RuntimeError: the process died of it; its own message is on stderr.
+            RuntimeError: the process ended with an error, which it printed to stderr.
         """
         if self.process.stdin is None or self.process.stdout is None:
             raise RuntimeError("the process has no pipes")
@@ -152,7 +153,7 @@ class Worker:
 
 
 def unpack(commit: str, folder: Path) -> Path:
-    """Unpack the code of a commit, without its assets."""
+    """Unpack the code of a commit, without its assets, and return the folder."""
     folder.mkdir()
     command = ["git", "archive", commit, "mmspec", "pipelines", "kernels"]
     archive = subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -163,7 +164,7 @@ def unpack(commit: str, folder: Path) -> Path:
 def list_tasks(
     model: str, labels: Sequence[str], batches: Sequence[Sequence[int]], folder: Path
 ) -> list[Task]:
-    """One task for each accelerator and batch of scenes; scenes to look at are written to the folder."""
+    """Make tasks for each accelerator and batch of scenes, and write images of the prompts to the folder."""
     tasks = []
     for label in labels:
         for batch in batches:
@@ -180,7 +181,7 @@ def list_tasks(
             for one, file in zip(batch, files, strict=True):
                 Image.fromarray(render(sample_scene(FIRST_SCENE + one))).save(file)
             common = {"max_new_tokens": 128, "seed": 7}
-            prompts = ["Describe the picture."] * len(batch)  # words that the model has learnt
+            prompts = ["Describe the picture."] * len(batch)  # words of the model's vocabulary
             tasks += [
                 Task(label, prompts, files, common | {"temperature": temperature})
                 for temperature in ((0.0, 1.0) if len(batch) > 1 else (0.0,))
@@ -189,7 +190,7 @@ def list_tasks(
 
 
 def compare_ids(workers: Sequence[Worker], model: str, tasks: Sequence[Task]) -> bool:
-    """Print the accelerators whose token ids differ; True if there are none."""
+    """Print the accelerators whose token ids differ, and return whether all are equal."""
     different, tokens = [], 0
     for task in tqdm(tasks, desc=f"{model}: ids"):
         before, after = (worker.run(task)["tokens"] for worker in workers)
@@ -205,7 +206,7 @@ def compare_ids(workers: Sequence[Worker], model: str, tasks: Sequence[Task]) ->
 def compare_times(
     workers: Sequence[Worker], model: str, tasks: Sequence[Task], repeats: int, at_least: float
 ) -> bool:
-    """Print each accelerator's median of seconds before / seconds after; True if all reach `at_least`."""
+    """Print each accelerator's median of seconds before / after, and return whether all reach `at_least`."""
     ratios: dict[str, list[float]] = {task.label: [] for task in tasks}
     for label in ratios:  # warm-up
         for worker in workers:
@@ -225,15 +226,15 @@ def compare_times(
 
 
 def main(
-    before: Annotated[str, typer.Argument(help="Commit.")],
-    after: Annotated[str, typer.Argument(help="Commit.")] = "HEAD",
-    model: Annotated[str | None, typer.Option(help=f"{' or '.join(DEFAULTS)}; all if not given.")] = None,
-    prompts: Annotated[int, typer.Option(min=0, help="Prompts of a batch whose ids are compared.")] = 3,
-    repeats: Annotated[int, typer.Option(min=0, help="Times that every prompt is timed; 0 for none.")] = 0,
-    timed_prompts: Annotated[int, typer.Option(min=1, help="Prompts that are timed, one by one.")] = 20,
+    before: Annotated[str, typer.Argument(help="Older commit.")],
+    after: Annotated[str, typer.Argument(help="Newer commit.")] = "HEAD",
+    model: Annotated[str | None, typer.Option(help=f"{' or '.join(DEFAULTS)}; default: all.")] = None,
+    prompts: Annotated[int, typer.Option(min=0, help="Batch size of the comparison of ids; 0: none.")] = 3,
+    repeats: Annotated[int, typer.Option(min=0, help="Timed calls per prompt; 0 for no timing.")] = 0,
+    timed_prompts: Annotated[int, typer.Option(min=1, help="Number of timed prompts, one per call.")] = 20,
     at_least: Annotated[float, typer.Option(help="Least median of seconds before / seconds after.")] = 0.97,
 ) -> None:
-    """Compare the token ids of every accelerator in two commits, and on request their times."""
+    """Compare the token ids of every accelerator in two commits, and optionally their times."""
     passed = True
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

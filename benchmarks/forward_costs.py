@@ -1,7 +1,7 @@
-"""Milliseconds of a language model's scoring forward passes on a CPU, by their number of nodes.
+"""Milliseconds of the scoring forward passes of a language model on a CPU, by number of nodes.
 
-As torch computes linear layers, and in the fastest of the ways that this machine has
-(mmspec/models/linear_layers.py), in turns. Behind a prompt, which is read in both ways too.
+Each size is measured with torch's linear layers, and with the fastest implementation on the machine
+(mmspec/models/linear_layers.py), in turns. The prefill of the prompt is measured too.
 
     python -m benchmarks.forward_costs runs/smollm2 --threads 1
 """
@@ -31,9 +31,9 @@ WIDTH = 140  # of the table
 def main(
     model: Annotated[str, typer.Argument(help="Folder of a language model.")],
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-    passes: Annotated[int, typer.Option(min=1, help="Forward passes of each size; the median counts.")] = 15,
+    passes: Annotated[int, typer.Option(min=1, help="Forward passes per size, for the median.")] = 15,
 ) -> None:
-    """Print the medians of both ways."""
+    """Print the median times of both implementations."""
     if threads is not None:
         torch.set_num_threads(threads)
     pipe: Any = MMSpecPipeline.from_pretrained(model, accelerator="none")
@@ -45,11 +45,17 @@ def main(
 def print_costs(
     target: Any, ways: dict[str, Callable[[], AbstractContextManager[None]]], passes: int
 ) -> None:
-    """Measure scoring forward passes, and the reading of a prompt; all sizes and ways in turns."""
+    """Measure scoring forward passes and the prefill of a prompt, with all sizes and ways in turns.
+
+    Args:
+        target: a target of a language model.
+        ways: names of the implementations, with functions that return their context managers.
+        passes: measured forward passes of each size and way.
+    """
     prompt = {"input_ids": torch.arange(PROMPT)[None] % target.vocabulary}
     found: dict[tuple[str, int], list[float]] = {(way, size): [] for way in ways for size in (0, *SIZES)}
     state, _ = target.prefill([prompt], PROMPT + max(SIZES) + 1)
-    for _ in tqdm(range(passes + 1), unit="pass"):  # weights are packed in the first
+    for _ in tqdm(range(passes + 1), unit="pass"):  # the first packs weights and is not counted
         for (way, size), seconds in found.items():
             draft = Tree.chain(prompt["input_ids"][:, -1:].expand(1, size), DraftKind.POINT)
             begun = perf_counter()

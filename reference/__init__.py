@@ -1,1 +1,1 @@
-"""Training, scores and cards of the reference models in assets/; run from a clone, not installed."""
+"""Training, scores and model cards of the reference models in assets/. Runs from a clone; not installed."""

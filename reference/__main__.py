@@ -23,17 +23,17 @@ app.add_typer(evaluate_app, name="evaluate")
 
 @app.command()
 def replies(
-    out: Annotated[Path, typer.Option(help="JSONL file to write, or to go on with.")],
-    rows: Annotated[int, typer.Option(min=1, help="Prompts, each about a scene of its own.")] = 4000,
-    max_new_tokens: Annotated[int, typer.Option(min=8, help="Longest reply.")] = 128,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts that are answered together.")] = 64,
+    out: Annotated[Path, typer.Option(help="JSONL file to write or to continue.")],
+    rows: Annotated[int, typer.Option(min=1, help="Number of prompts, one per scene.")] = 4000,
+    max_new_tokens: Annotated[int, typer.Option(min=8, help="Most tokens of a reply.")] = 128,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 64,
     dtype: Annotated[
-        str, typer.Option(help="float32, or bfloat16 where the processor is quick with it.")
+        str, typer.Option(help="float32, or bfloat16 on processors that support it in hardware.")
     ] = "float32",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the scenes.")] = 0,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default=False)] = None,
 ) -> None:
-    """Write what SmolLM2 replies about scenes that a prompt describes in words, for `train smol`.
+    """Write replies of SmolLM2 to prompts that describe scenes in words; `train smol` learns from them.
 
     Example:
         python -m reference replies --out runs/scene-replies.jsonl --rows 4000 --dtype bfloat16
@@ -49,7 +49,7 @@ def replies(
         seed=seed,
         threads=threads,
     )
-    note(f"written: {out}, {written} tokens more")
+    note(f"written: {out}, {written} new tokens")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Training of the KL autoencoder, whose latents are the continuous image tokens of reference models.
 
-The weight of the KL divergence keeps the latents spread out and smooth: a model that predicts them is never
-quite right, and the decoder has learnt to bear as much noise as the encoder adds.
+The KL divergence makes the encoder add noise to the latents. The decoder thereby learns to tolerate errors of
+about that size, which a model that predicts the latents always makes.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ OBJECT_WEIGHT = 3.0  # as for the VQ
 KL_WEIGHT = 3e-3  # of the mean over the latents' elements, against the mean over the pixels' elements
 LATENT_CHANNELS = 8
 FIRST_LOG_VARIANCE = -4.0
-RATE_FACTOR = 2.0  # weights of kernels this narrow are larger than those of the other models
+RATE_FACTOR = 2.0  # of the learning rate: weights of kernels this narrow are larger than in the other models
 
 AUTOENCODER_SHAPES: dict[str, dict[str, Any]] = {
     "base": {"block_out_channels": (16, 32, 40), "norm_num_groups": 8},
     "tiny": {"block_out_channels": (8, 8, 8), "norm_num_groups": 4},
 }
-"""Both have 4 x 4 pixels a latent, of 8 channels."""
+"""In both sizes a latent has 4 x 4 pixels and 8 channels."""
 
 
 @dataclass(frozen=True)
 class NoisyBatch(PixelBatch):
-    """Images with the noise `[B, 8, 16, 16]` that their latents are drawn with."""
+    """Images with the noise `[B, 8, 16, 16]` of their latents."""
 
     noise: Tensor
 
@@ -59,7 +59,7 @@ class KLReconstruction(nn.Module):
 
     Args:
         vae: the autoencoder.
-        reader: compares images as the judge will; None for pixels alone.
+        reader: the reader whose features are compared too; None for pixels only.
     """
 
     def __init__(self, vae: AutoencoderKL, reader: AttributeReader | None = None) -> None:
@@ -68,9 +68,9 @@ class KLReconstruction(nn.Module):
         self.image_error = ImageError(reader)
 
     def forward(self, batch: NoisyBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: errors of the images, KL of a latent's element in nats, its deviations.
+        """Return the loss, and figures: errors of the images, `kl` in nats per element, and two deviations.
 
-        `std` is that of the latents' means over images and places, `noise` that of a latent about its mean.
+        `std` is the standard deviation of the latents' means, `noise` that of a latent about its mean.
         """
         latents = self.vae.encode(batch.pixels).latent_dist
         drawn = self.vae.decode(latents.mean + latents.std * batch.noise).sample
@@ -82,7 +82,7 @@ class KLReconstruction(nn.Module):
 
 
 def build_autoencoder(size: str = "base") -> AutoencoderKL:
-    """An autoencoder with random weights: images [B, 3, 64, 64] in [-1, 1], latents [B, 8, 16, 16]."""
+    """Build an autoencoder with random weights: images [B, 3, 64, 64] in [-1, 1], latents [B, 8, 16, 16]."""
     shape = AUTOENCODER_SHAPES[size]
     levels = len(shape["block_out_channels"])
     vae: AutoencoderKL = AutoencoderKL(
@@ -98,9 +98,9 @@ def build_autoencoder(size: str = "base") -> AutoencoderKL:
     with torch.no_grad():
         for name, parameter in vae.named_parameters():
             if name == "quant_conv.bias":
-                # Noise as large as the signal teaches the decoder to ignore latents, for hundreds of steps.
+                # With noise as large as the signal, the decoder ignores the latents for hundreds of steps.
                 parameter[LATENT_CHANNELS:] = FIRST_LOG_VARIANCE
-            elif ".conv2." in name:  # residual blocks that begin as the identity learn much faster here
+            elif ".conv2." in name:  # residual blocks that start as the identity learn much faster here
                 parameter.zero_()
     return vae
 
@@ -114,22 +114,22 @@ def train_autoencoder(
     size: str = "base",
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train an autoencoder (4 x 4 pixels a latent) and save it as a folder of diffusers' `AutoencoderKL`.
+    """Train an autoencoder (4 x 4 pixels per latent) and save it as a folder of diffusers' `AutoencoderKL`.
 
-    The config's `scaling_factor` makes the deviation of the latents 1, over held-out images.
+    The config's `scaling_factor` scales the latents of held-out images to a standard deviation of 1.
 
     Args:
         out: the folder to write.
-        reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
-        start: a trained autoencoder to begin with, instead of random weights.
+        reader: a folder of `train_reader`, whose features are compared too; None for pixels only.
+        start: a trained autoencoder to start from, instead of random weights.
         size: "base", or "tiny" (for tests).
-        how: see `RunOptions`; by default 20 minutes, of 8 images a step and process.
+        how: see `RunOptions`; by default 20 minutes, with 8 images per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
 
     Raises:
-        InputError: an argument that is not allowed.
+        InputError: the size is unknown; see also `Training`.
         CheckpointError: `reader`, `start` or the state to resume from is missing or does not fit.
     """
     check_known("size", size, AUTOENCODER_SHAPES)
@@ -143,7 +143,7 @@ def train_autoencoder(
             AutoencoderKL.from_pretrained(folder, torch_dtype=torch.float32).state_dict()
         ),
     )
-    # of all parameters
+    # no `slow`: the factor applies to all parameters
     train_pixels(training, KLReconstruction(vae, judge), noisy_batch, STAGE, slow_factor=RATE_FACTOR)
     if training.accelerator.is_main_process:
         vae.register_to_config(scaling_factor=_scaling_factor(vae))
@@ -153,7 +153,7 @@ def train_autoencoder(
 
 
 def noisy_batch(seeds: np.ndarray) -> NoisyBatch:
-    """Images of scenes with their noise, both of the seeds: a resumed run sees what it would have seen."""
+    """Make images of scenes and their noise from the seeds alone, so that a resumed run has the same data."""
     images = pixel_batch(seeds, OBJECT_WEIGHT)
     noise = np.random.default_rng(seeds).standard_normal(
         (len(seeds), LATENT_CHANNELS, GRID, GRID), dtype=np.float32
@@ -163,7 +163,7 @@ def noisy_batch(seeds: np.ndarray) -> NoisyBatch:
 
 @torch.inference_mode()
 def _scaling_factor(vae: AutoencoderKL) -> float:
-    """One over the deviation of all latents of held-out images, their noise included."""
+    """Return 1 / the standard deviation of all latents of held-out images, their noise included."""
     parts = pixel_batch(np.arange(MEASURED_SCENES)).pixels.to(vae.device).split(32)
     latents = [vae.encode(part).latent_dist for part in parts]
     means, noise = (torch.cat([getattr(part, name) for part in latents]) for name in ("mean", "var"))

@@ -1,4 +1,4 @@
-"""Parts of a trained LlamaGen of captions that a model begun with it keeps, and how such a model is saved."""
+"""Parts of a trained LlamaGen of captions that a model trained from it reuses, and saving of that model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from reference.trainer import finish, float8_matrices
 
 __all__ = ["Kept", "evenly_spread", "shape_of", "trained_llamagen"]
 
-#: Fields of a config that a model has of the one that it begins with.
+#: Config fields that a model copies from the model that it starts from.
 SHARED = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),
     *("grid_size", "condition_type", "num_classes", "caption_length", "caption_dim", "rope_base"),
@@ -34,10 +34,10 @@ SHARED = (
 
 
 def trained_llamagen(folder: Path, layers: int = 1, argument: str = "layers") -> LlamaGenForCausalLM:
-    """Load a LlamaGen of captions, from which so many layers are taken over.
+    """Load a LlamaGen of captions that has at least `layers` layers.
 
     Raises:
-        InputError: it is conditioned on something else, or has fewer layers.
+        InputError: the model is not conditioned on captions, or has fewer layers.
     """
     trained: LlamaGenForCausalLM = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = trained.config
@@ -51,21 +51,21 @@ def trained_llamagen(folder: Path, layers: int = 1, argument: str = "layers") ->
 
 
 def shape_of(trained: LlamaGenForCausalLM) -> dict[str, Any]:
-    """The settings that the config of a model has of the LlamaGen that it begins with."""
+    """Return the config settings that a model copies from the LlamaGen that it starts from."""
     return {name: getattr(trained.config, name) for name in SHARED}
 
 
 def evenly_spread(layers: int, depth: int) -> list[int]:
-    """Choose some of `depth` layers, the first and the last among them if there are two or more."""
+    """Choose `layers` of `depth` layers, evenly spread from the first to the last; the first if it is one."""
     return [round(place) for place in np.linspace(0, depth - 1, layers)]
 
 
 class Kept:
-    """The text encoder, tokenizers and reader of a LlamaGen of captions, which stay as they are.
+    """The frozen text encoder, tokenizers and reader of a LlamaGen of captions.
 
     Args:
-        folder: of the LlamaGen.
-        device: of the image tokenizer.
+        folder: folder of the LlamaGen.
+        device: device of the image tokenizer.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class Kept:
         self.text_encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32)
 
     def with_tokens(self, batch: ImageBatch) -> ImageBatch:
-        """Give a batch the tokens [B, N] of its images, or of the frames of its clips one after another."""
+        """Return the batch with the tokens [B, N] of its images, or of the joined frames of its clips."""
         batch = batch.to(self.vq.device)
         tokens = encode_image(self.vq, batch.pixels).reshape(len(batch.class_labels), -1)
         return replace(batch, tokens=tokens)
@@ -90,7 +90,10 @@ class Kept:
         within: str = ".layers.",
         program: str = "python -m reference",
     ) -> Path:
-        """Save a trained model with these parts beside it, matrices of `within` in float8; see `finish`."""
+        """Save a trained model beside these parts, with the matrices of `within` in float8.
+
+        `within` is an argument of `float8_matrices`; for the others see `reference.trainer.finish`.
+        """
 
         def save(record: dict[str, Any]) -> None:
             save_trained(model, out, record, weights=float8_matrices(model, within))
@@ -100,7 +103,7 @@ class Kept:
         return finish(training, out, save, command=command, options=options, model=model, program=program)
 
     def share(self, out: Path) -> None:
-        """Put the parts beside a model: as links, if both folders lie side by side."""
+        """Add the parts to the folder of a model: as links beside the original folder, else as copies."""
         for part in (TEXT_ENCODER, TOKENIZER, VQ, READER):
             source, place = self.folder / part, out / part
             if not source.is_dir() or place.exists():

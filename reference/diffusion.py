@@ -1,17 +1,17 @@
-"""Training of the reference diffusion model: a LLaVA whose language model learns to fill masked blocks too.
+"""Training of the reference diffusion model: a LLaVA whose language model also learns to fill masked blocks.
 
-It begins with a trained LLaVA, whose tower and projector stay as they are, and keeps what that one says token
-by token. Three things are learnt at once, as converted models do (SDAR, 2510.06303; Nemotron-Labs-Diffusion,
-2607.05722):
+The model starts from a trained LLaVA, whose tower and projector are frozen. It learns three tasks at once, as
+other converted models do (SDAR, 2510.06303; Nemotron-Labs-Diffusion, 2607.05722):
 
-    the next token, by the causal mask;
-    masked tokens of blocks that see themselves and all blocks before, clean;
-    all tokens of a block that follows a token, given those before it by the causal mask, for drafts.
+1. The next token, with the causal mask. This keeps the model's autoregressive mode.
+2. Masked tokens of a block, which attend to their block and to unmasked copies of all earlier blocks.
+3. All tokens of a block of masks after a token, for drafts. The tokens before it have the causal mask.
 
-Logits at a place are of the next one in all of them, so that the first is what the model does already.
+In all tasks the logits of a place predict the next place, so that the first task needs no conversion.
 
-Without blocks all places see each other, images and prompts included (LLaDA, 2502.09992), and the second is
-all that is learnt: such a model shows what it costs to keep keys of an image while an answer is decided.
+Without blocks, all places attend to each other, including images and prompts (LLaDA, 2502.09992), and the
+model learns the second task only. Such a model shows the cost of keeping an image's keys while an answer is
+decided.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ from reference.vlm_model import patch_states, tower_of, visual_tokens
 
 __all__ = ["DiffusionLoss", "convert", "train_diffusion"]
 
-STAGE = 7  # that no other training draws its scenes by
+STAGE = 7  # key of the seeds
 MASK = "<mask>"
-BLOCK_WEIGHT = 0.3  # of masked tokens, beside the next token (2607.05722)
-ANCHORS = 16  # tokens of a conversation behind which a whole block is predicted
+BLOCK_WEIGHT = 0.3  # weight of masked tokens, relative to the next token (2607.05722)
+ANCHORS = 16  # tokens per conversation that are followed by a predicted block
 CHECK_SCENES = 8
-QUESTIONS = 3  # of a scene: their answers have little to mask
+QUESTIONS = 3  # per scene; few, because their answers have few tokens to mask
 DEFAULT_MINUTES = 50.0
-FINE_TUNING_FACTOR = 0.3  # of the rates: what it begins with is trained
-LEAST_NOISE = 0.1  # share of a block that is masked at least
-WHOLLY_MASKED = 0.5  # share of the blocks that are masked as the first forward of each sees them
-MOST_BEHIND = 64  # places behind the conversation where all see each other
+FINE_TUNING_FACTOR = 0.3  # of the learning rates: the model is trained already
+LEAST_NOISE = 0.1  # least masked share of a block
+WHOLLY_MASKED = 0.5  # share of the blocks whose places are all masked, as in their first forward pass
+MOST_BEHIND = 64  # most places after the conversation, without blocks
 
 
 def convert(folder: Path, block_length: int | None) -> tuple[LlavaForConditionalGeneration, Any]:
-    """A trained LLaVA as a model of masked blocks, with one token more, and its processor.
+    """Convert a trained LLaVA to a masked-block model with a mask token, and return it with its processor.
 
-    Its plain order is from left to right, in which the states of a block are the easiest to predict.
+    The default decoding order is left to right, in which the states of a block are the easiest to predict.
 
     Raises:
-        InputError: the LLaVA's language model is neither a Llama nor such a model already.
+        InputError: the language model is neither a Llama nor a converted model.
     """
     processor = AutoProcessor.from_pretrained(folder)
     donor: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
@@ -87,7 +87,7 @@ def convert(folder: Path, block_length: int | None) -> tuple[LlavaForConditional
 
 @dataclass(frozen=True)
 class SeededBatch:
-    """Conversations, and the seed of what is masked of them."""
+    """Conversations, and the seed of their masks."""
 
     batch: ConversationBatch
     seed: int
@@ -99,15 +99,15 @@ class SeededBatch:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sequence of one forward pass: the conversation, and masked copies of parts of it behind.
+    """Sequence of one forward pass: a conversation, followed by masked copies of parts of it.
 
     Attributes:
-        tokens: [B, M] with masks.
-        places: [B, M] place of each in the conversation.
-        sees: [B, M, M] what each attends to.
-        row, at: [n] rows and places of the sequence whose logits are learnt.
-        goal: [n] tokens that they predict.
-        weight: [n] of their losses.
+        tokens: [B, M] tokens and masks.
+        places: [B, M] place of each token in the conversation.
+        sees: [B, M, M] attention mask; True where the row attends to the column.
+        row, at: [n] rows and places of the sequence with a learnt prediction.
+        goal: [n] the predicted tokens.
+        weight: [n] weights of their losses.
     """
 
     tokens: Tensor
@@ -122,19 +122,20 @@ class Layout:
 def blocks_layout(
     tokens: Tensor, turns: Tensor, mask: int, end: int, block: int, noise: torch.Generator
 ) -> Layout:
-    """The conversation, clean, and a copy whose blocks are masked, each with a chance of its own.
+    """Make a sequence of the conversation and a copy of it with masked blocks.
 
-    A block is masked as it is decoded: within one answer, first or last of those in it, with what stands
-    before in plain sight; places behind the answer hold its end token, and are masked and learnt too. Half of
-    the blocks are masked wholly: where many places are decided a forward pass, that is what most forward
-    passes see.
+    Each block has its own probability of masks. Masks cover one answer of the block, the first or the last,
+    as in decoding. Text before the answer is not masked. Places after the answer contain the end token, and
+    are masked and learnt too. Half of the blocks are masked completely, because most forward passes see such
+    blocks when each of them decides many places.
 
     Args:
         tokens: [B, L] of conversations, padded on the right.
-        turns: [B, L] number of the answer of each token, -1 elsewhere.
-        mask, end: the tokens of a masked place, and of those behind an answer.
-        block: places p and q with p // block == q // block are of one block.
-        noise: draws the masks.
+        turns: [B, L] index of the answer that a token belongs to; -1 outside answers.
+        mask: the mask token.
+        end: the token of places after an answer.
+        block: block length; places p and q are in the same block if p // block == q // block.
+        noise: generator of the masks.
     """
     short = -tokens.shape[1] % block
     tokens, turns = F.pad(tokens, (0, short), value=end), F.pad(turns, (0, short), value=-1)
@@ -163,7 +164,7 @@ def blocks_layout(
     noisy_sees = torch.cat([of[:, None] > of, of[:, None] == of], 1)
     sees = torch.cat([clean_sees, noisy_sees]).expand(rows, -1, -1)
     row, at = hidden.nonzero(as_tuple=True)
-    begins = at % block == 0  # predicted by the last token of the block before, which is clean
+    begins = at % block == 0  # predicted by the last token of the previous block, in the unmasked copy
     return Layout(
         torch.cat([tokens, noisy.masked_fill(hidden, mask)], 1),
         place.repeat(2).expand(rows, -1),
@@ -176,9 +177,10 @@ def blocks_layout(
 
 
 def drafts_layout(tokens: Tensor, learnt: Tensor, mask: int, block: int, noise: torch.Generator) -> Layout:
-    """The conversation by the causal mask, and behind some of its tokens a block of masks that sees itself.
+    """Make a sequence of the conversation with the causal mask, and blocks of masks after some tokens.
 
-    Arguments as of `blocks_layout`; a block has `block - 1` masks, which predict what follows each.
+    A block has `block - 1` masks, which attend to each other and predict the token after each. `learnt`
+    [B, L] marks the tokens of answers; for the other arguments see `blocks_layout`.
     """
     rows, length = tokens.shape
     width = block - 1
@@ -215,11 +217,11 @@ def drafts_layout(tokens: Tensor, learnt: Tensor, mask: int, block: int, noise: 
 
 
 class DiffusionLoss(nn.Module):
-    """Cross entropy of the next token, of drafts, and of masked blocks.
+    """Cross entropy of the next token, of drafts and of masked blocks.
 
     Args:
-        vlm: learns, but for its tower and projector.
-        block: places of a block; None for one block of the whole conversation, and nothing token by token.
+        vlm: the model in training. Its tower and projector are frozen.
+        block: block length; None for a single block, without the losses of the next token and of drafts.
         end: the token that ends an answer.
     """
 
@@ -231,7 +233,7 @@ class DiffusionLoss(nn.Module):
             part.requires_grad_(False)
 
     def forward(self, seeded: SeededBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and shares that are right: answers, next tokens, tokens of drafts and masked ones."""
+        """Return the loss, and accuracies: of answers, next tokens, tokens of drafts and masked tokens."""
         batch, noise = seeded.batch, torch.Generator().manual_seed(seeded.seed)
         with torch.no_grad():
             states = patch_states(self.tower.module, batch.pixels)
@@ -263,11 +265,11 @@ class DiffusionLoss(nn.Module):
         return total, figures
 
     def logits(self, layout: Layout, visual: Tensor) -> Tensor:
-        """[n, V] logits at the places that are learnt."""
+        """Return the logits [n, V] of the learnt predictions."""
         language = self.vlm.model.language_model
         embedded = language.embed_tokens(layout.tokens)
         is_image = layout.tokens == self.tower.image_token
-        if len(visual):  # of one image a row, in every copy of the conversation
+        if len(visual):  # each copy of the conversation contains the image of its row
             copies = int(is_image.sum()) // len(visual)
             rows = visual.view(len(layout.tokens), 1, -1, visual.shape[-1]).expand(-1, copies, -1, -1)
             embedded = embedded.masked_scatter(is_image[..., None], rows.to(embedded.dtype))
@@ -289,16 +291,16 @@ def train_diffusion(
     block_length: int | None = 16,
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train a reference model of masked blocks from a LLaVA, and save it as a folder of transformers' layout.
+    """Train a masked-block reference model from a LLaVA, and save it as a transformers folder.
 
     Args:
         out: the folder to write; matrices of its layers are stored in float8.
-        start: the trained LLaVA, or a folder that this function wrote, to go on with.
-        block_length: places of a block; None for a model whose places all see each other.
-        how: see `RunOptions`; by default 50 minutes, of 8 scenes a step and process.
+        start: the trained LLaVA, or a folder that this function wrote.
+        block_length: places per block; None for attention between all places.
+        how: see `RunOptions`; by default 50 minutes, with 8 scenes per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
 
     Raises:
         InputError: see `convert`.

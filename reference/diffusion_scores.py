@@ -1,4 +1,4 @@
-"""Scores of the reference diffusion model: how much of what it says is right, and tokens per forward pass."""
+"""Scores of the reference diffusion model: share of correct texts, and tokens per forward pass."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ class Row:
     """Figures of an accelerator on one task.
 
     Attributes:
-        mode: of the model: blocks, or autoregressive.
-        accelerator, exactness: as it was asked for, and what it promises.
-        task: caption or describe.
-        right: share of texts that are right to the word.
-        identical: share that equals plain decoding of the same mode, token for token.
-        edits: tokens to insert, delete or replace for that, a token of plain decoding.
-        tokens_a_forward: and its 95 % interval over prompts; prefill counts as none.
-        seconds: of all prompts.
+        mode: mode of the model, "blocks" or "autoregressive".
+        accelerator: label of the accelerator, with its options.
+        exactness: guarantee of the accelerator.
+        task: "caption" or "describe".
+        right: share of texts without an error.
+        identical: share of texts that equal plain decoding in the same mode, token for token.
+        edits: edit distance to plain decoding, in tokens, divided by the tokens of plain decoding.
+        tokens_a_forward: tokens per forward pass; prefill is not counted.
+        interval: 95 % interval of `tokens_a_forward` over prompts.
+        seconds: seconds for all prompts.
     """
 
     mode: str
@@ -61,20 +63,21 @@ def score_modes(
     batch_size: int = 8,
     temperature: float = 0.0,
 ) -> dict[str, Any]:
-    """Score accelerators of both modes of a model on held-out scenes.
+    """Score accelerators in each mode of a model, on held-out scenes.
 
     Args:
-        folder: of the model.
-        choices: mode -> accelerators, plain decoding first.
-        scenes, seed: how many, from which seed on.
-        batch_size: prompts decoded together.
-        temperature: 0 takes the likeliest tokens; else prompts have seeds of their own.
+        folder: folder of the model.
+        choices: accelerators of each mode, plain decoding first.
+        scenes: number of scenes, with the seeds `seed`, `seed + 1`, ...
+        seed: first seed, within `HELD_OUT_SEEDS`.
+        batch_size: prompts per batch.
+        temperature: 0 for greedy decoding; else each prompt is sampled with the seed of its scene.
 
     Returns:
-        `records` as of `Row`, and `settings`: the arguments and the machine.
+        `records`, the fields of a `Row` each, and `settings`: the arguments and the machine.
 
     Raises:
-        InputError: seeds that training may have seen.
+        InputError: a scene is not held out.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
         raise InputError(
@@ -82,7 +85,7 @@ def score_modes(
         )
     drawn, rows = [sample_scene(seed + index) for index in range(scenes)], []
     for mode, asked in choices.items():
-        other = None if mode == "blocks" else mode  # the first is the only one of some models
+        other = None if mode == "blocks" else mode  # some models have only the default mode, blocks
         pipe: Any = MMSpecPipeline.from_pretrained(folder, accelerator="none", mode=other)
         plain: dict[str, list[list[int]]] = {}
         for choice in tqdm(asked, desc=mode, unit="accelerator"):
@@ -104,7 +107,7 @@ def score_modes(
 def score(
     pipe: Any, task: str, scenes: Sequence[Scene], batch_size: int, temperature: float
 ) -> tuple[dict[str, Any], list[list[int]]]:
-    """Figures of the pipeline's accelerator on a task, and the tokens of all texts."""
+    """Return the figures of the pipeline's accelerator on a task, and the tokens of all texts."""
     prompt, truth, most = TASKS[task]
     texts, tokens, forwards, started = list[str](), list[list[int]](), list[int](), time.monotonic()
     for start in range(0, len(scenes), batch_size):
@@ -132,12 +135,12 @@ def score(
 
 
 def aup(points: Sequence[tuple[float, float]]) -> float:
-    """Area under a curve of accuracy (percent) over tokens per forward pass (d3LLM's AUP).
+    """Return the area under the curve of accuracy over tokens per forward pass (AUP of d3LLM).
 
-    An accuracy y counts with the weight min(exp(-3 (1 - y / best)), 1).
+    An accuracy y has the weight min(exp(-3 (1 - y / best)), 1).
 
     Args:
-        points: tokens per forward pass and accuracy of each setting.
+        points: tokens per forward pass and accuracy in percent, for each setting.
     """
     best = max((accuracy for _, accuracy in points), default=0.0) or 1.0
     curve = [(speed, y * min(math.exp(-DECAY * (1 - y / best)), 1.0)) for speed, y in sorted(points)]

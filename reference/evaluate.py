@@ -15,7 +15,7 @@ from mmspec.errors import InputError
 __all__ = ["evaluate_app"]
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the first scene.")]
-Card = Annotated[bool, typer.Option("--card", help="Write the model card with the figures.")]
+Card = Annotated[bool, typer.Option("--card", help="Write the figures to the model card.")]
 
 THRESHOLDS = (0.99, 0.9, 0.7, 0.5)
 RULES = "entropy_bound,low_confidence:denoising_steps=4,sequential:places_per_step=4"
@@ -27,17 +27,17 @@ evaluate_app = typer.Typer(help="Score models.", no_args_is_help=True)
 @evaluate_app.command()
 def vlm(
     model: Model = None,
-    scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes to ask about.")] = 500,
+    scenes: Annotated[int, typer.Option(min=1, help="Number of held-out scenes.")] = 500,
     seed: Seed = 10_000,
-    descriptions: Annotated[bool, typer.Option(help="Ask for long descriptions too (slow).")] = True,
+    descriptions: Annotated[bool, typer.Option(help="Score long descriptions too (slow).")] = True,
     several: Annotated[
-        bool, typer.Option(help="Ask for captions of pairs and of clips too, of a model that learnt them.")
+        bool, typer.Option(help="Score captions of pairs and clips too, for a model trained on them.")
     ] = False,
     stories: Annotated[
         bool,
-        typer.Option(help="Ask for stories too, shown and told in words, of a model that learnt replies."),
+        typer.Option(help="Score stories about images and descriptions too, for a model trained on replies."),
     ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts in one call of generate.")] = 50,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per generate call.")] = 50,
     card: Card = False,
     as_json: AsJson = False,
 ) -> None:
@@ -52,7 +52,7 @@ def vlm(
     from reference.vlm_scores import score_vlm
 
     source = model or reference_model()
-    load_config(check_source(source))  # refuses what is no checkpoint, in one line
+    load_config(check_source(source))  # raises a short error if there is no checkpoint
     asked: dict[str, Any] = {"descriptions": descriptions, "several": several, "stories": stories}
     scores = score_vlm(source, scenes, seed, batch_size=batch_size, **asked)
     if card:
@@ -78,17 +78,17 @@ def diffusion(
     scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes.")] = 32,
     seed: Seed = 20_000,
     blocks: Annotated[
-        str, typer.Option(help='Accelerators of the masked blocks; none is plain decoding; "" skips them.')
+        str, typer.Option(help='Accelerators for the mode of masked blocks; "" skips the mode.')
     ] = BLOCKS,
-    autoregressive: Annotated[str, typer.Option(help="Accelerators of token by token.")] = (
+    autoregressive: Annotated[str, typer.Option(help="Accelerators for the autoregressive mode.")] = (
         "none,self_speculation:num_draft_tokens=15"
     ),
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts decoded together.")] = 8,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 8,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 for greedy decoding.")] = 0.0,
     card: Card = False,
     as_json: AsJson = False,
 ) -> None:
-    """Score a model of masked blocks, in both of its modes, on captions and descriptions.
+    """Score a masked-block model in both of its modes, on captions and descriptions.
 
     Example:
         python -m reference evaluate diffusion my-scenes-diffusion --scenes 32
@@ -118,7 +118,7 @@ def diffusion(
         label = f"{row['mode']}: {row['accelerator']}"
         rows.append((label, row["task"], row["exactness"], *shares, shown, f"{row['seconds']:.1f} s"))
         is_published = row["accelerator"].startswith("threshold") and "fallback" not in row["accelerator"]
-        if row["task"] == "describe" and is_published:  # one rule, one curve
+        if row["task"] == "describe" and is_published:  # the curve compares settings of a single rule
             curve.append((row["tokens_a_forward"], 100 * row["right"]))
     scores["aup"] = aup(curve)
     columns = (
@@ -127,8 +127,8 @@ def diffusion(
         "promise",
         "right",
         "identical",
-        "edits a token",
-        "tokens a forward (95 %)",
+        "edits per token",
+        "tokens per forward pass (95 %)",
         "time",
     )
     title = f"{scenes} scenes from seed {seed}, temperature {temperature:g}, AUP {scores['aup']:.0f}"
@@ -138,17 +138,18 @@ def diffusion(
 @evaluate_app.command()
 def image(
     model: Model = None,
-    scenes: Annotated[int, typer.Option(min=3, help="Held-out scenes to draw.")] = 200,
+    scenes: Annotated[int, typer.Option(min=3, help="Number of held-out scenes.")] = 200,
     seed: Seed = 20_000,
     guidance_scales: Annotated[str, typer.Option(help="Guidance scales to try.")] = "1,2,3,4,5",
-    batch_size: Annotated[int, typer.Option(min=1, help="Images drawn together.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     card: Card = False,
     as_json: AsJson = False,
 ) -> None:
     """Score an image model of scenes on held-out prompts.
 
-    A network that has seen real scenes only says what the images show.
-    Entropy and context sensitivity say how hard the model is to speed up.
+    A network that was trained on real scenes only reads the objects in the
+    images. Entropy and context sensitivity show how hard the model is to
+    speed up.
 
     Example:
         python -m reference evaluate image assets/scenes-llamagen --scenes 200

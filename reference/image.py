@@ -1,6 +1,6 @@
 """Training of the reference image models: a LlamaGen over the tokens of scenes, given a prompt or a class.
 
-The text encoder learns with it. Every batch is made of new scenes, and the prompts say all or part of them.
+The text encoder is trained with it. Every batch has new scenes. A prompt describes all or part of a scene.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ def save_image_model(
     vq: str | Path,
     reader: str | Path | None = None,
 ) -> None:
-    """Save everything that an image needs: half precision on disk, single in memory.
+    """Save all parts that generation needs in one folder, in half precision.
 
     Args:
-        transformer: its generation settings hold the default guidance scale, temperature and top-k.
-        text_encoder, tokenizer: None where the condition is a class.
-        folder: to write.
-        training: goes to `training.json`.
-        vq, reader: folders that are copied into it.
+        transformer: the model; its generation settings contain the default guidance scale, temperature and
+            top-k.
+        text_encoder, tokenizer: None if the condition is a class.
+        folder: the folder to write.
+        training: the record to write to `training.json`.
+        vq, reader: folders to copy into it.
     """
     save_trained(transformer, folder, training)
     if text_encoder is not None and tokenizer is not None:
@@ -73,9 +74,13 @@ def save_image_model(
 
 
 def take_weights(learner: ImageLoss, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Take over all weights that fit.
+    """Copy all weights that fit from a trained model.
 
-    A model of classes begins with what a model of captions sees of each class's name.
+    If a model of classes starts from a model of captions, the embedding of a class is the mean slot of a
+    caption such as "a red circle".
+
+    Raises:
+        ValueError: other weights than those of the condition are missing or left over.
     """
     trained = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
     kept = trained.state_dict()
@@ -100,7 +105,7 @@ def take_weights(learner: ImageLoss, tokenizer: PreTrainedTokenizerFast, folder:
 def _class_vectors(
     trained: LlamaGenForCausalLM, encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast
 ) -> Tensor:
-    """[classes + 1, width] the mean slot of "a red circle" and so on, the last of no caption."""
+    """Return the mean slot of a caption for each class, and of no caption: [classes + 1, width]."""
     projection: Any = trained.model.cls_embedding.cap_proj
     names = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
     words = tokenizer(names, add_special_tokens=False, return_tensors="pt")["input_ids"]
@@ -114,7 +119,7 @@ CHECK_SCENES = 32
 DEFAULT_MINUTES = 75.0
 STAGE = 9
 FINE_TUNING_FACTOR = 0.5
-PROMPTS_PER_IMAGE = 7  # prompts without image cost next to nothing, and the text encoder learns from them
+PROMPTS_PER_IMAGE = 7  # the text encoder learns from prompts without images, which cost almost nothing
 
 
 @flush_subnormals()
@@ -128,19 +133,23 @@ def train_image(
     size: str = "base",
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train a reference image model and save it as one folder (see `image_folder`).
+    """Train a reference image model and save it as one folder (see `save_image_model`).
 
     Args:
         out: the folder to write.
-        vq: a trained tokenizer, which stays as it is and goes into the folder.
-        reader: a trained reader that goes into the folder too, for evaluation; the training needs none.
+        vq: a trained image tokenizer. It is frozen and copied into the folder.
+        reader: a trained reader to copy into the folder for evaluation; the training does not use it.
         condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
-        start: a trained image model to begin with, instead of random weights; its condition may differ.
+        start: a trained image model to start from, instead of random weights; its condition may differ.
         size: "base", "long" (32 x 32 tokens) or "tiny" (for tests).
-        how: see `RunOptions`; by default 75 minutes, of 16 images a step and process.
+        how: see `RunOptions`; by default 75 minutes, with 16 images per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
+
+    Raises:
+        InputError: the size or condition is unknown.
+        CheckpointError: a folder cannot be read, or the image tokenizer does not fit the size.
     """
     check_known("size", size, SHAPES_BY_SIZE)
     check_known("condition", condition, CONDITIONS)
@@ -149,14 +158,14 @@ def train_image(
     device = training.accelerator.device
     images = load_vq(str(vq), vq).requires_grad_(False).to(device)
     if reader is not None:
-        load_reader(reader)  # refuses what is none, before the work
+        load_reader(reader)  # raises before the training if the folder is not a reader
     shape = SHAPES_BY_SIZE[size]
     _check_vq(vq, images, shape.entries)
     tokenizer = build_caption_tokenizer()
     transformer = build_transformer(shape, condition)
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
     learner = ImageLoss(transformer, text_encoder)
-    rule = "must be a model of the same size that `python -m reference train image` wrote"
+    rule = "a model of the same size that `python -m reference train image` wrote"
     before = taken_over(start, rule, partial(take_weights, learner, tokenizer))
     only_prompts = 0 if text_encoder is None else PROMPTS_PER_IMAGE * training.batch_size
 
@@ -172,7 +181,7 @@ def train_image(
         title=f"image tokens, given a {condition}",
         stage=STAGE,
         count=training.batch_size + only_prompts,
-        slow_factor=1.0 if start is None else FINE_TUNING_FACTOR,  # of all parameters
+        slow_factor=1.0 if start is None else FINE_TUNING_FACTOR,  # for all parameters
     )
     learner.write_null_embedding()
     words = None if text_encoder is None else tokenizer

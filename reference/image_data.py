@@ -1,4 +1,4 @@
-"""Training data of the image models: images of large objects, as pixels, labels and prompts."""
+"""Training data of the image models: images of scenes with large objects, their labels and their prompts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ __all__ = [
 
 IMAGE_SIZE = 64
 READER_PATCH = 8
-STRIDE = 4  # pixels a token
+STRIDE = 4  # side of a token in pixels
 GRID = IMAGE_SIZE // STRIDE
 CLASSES = len(COLOURS) * len(SHAPES)
 
@@ -46,12 +46,12 @@ ATTRIBUTES = {"size": SIZES, "colour": COLOURS, "pattern": PATTERNS, "shape": SH
 CAPTION_CLASSES = {
     f"{name} {place}": len(values) for place in (1, 2) for name, values in ATTRIBUTES.items()
 } | {"background": len(BACKGROUNDS), "count": 2}
-"""Number of classes of what a prompt says, for each object from left to right."""
+"""Number of classes of each label of a prompt. The objects are numbered from left to right."""
 
 
 @dataclass(frozen=True)
 class PixelBatch(TensorBatch):
-    """Images `[B, 3, 64, 64]` in [-1, 1], and how much each pixel counts `[B, 1, 64, 64]`."""
+    """Images `[B, 3, 64, 64]` in [-1, 1], and the weights of their pixels `[B, 1, 64, 64]`."""
 
     pixels: torch.Tensor
     weights: torch.Tensor
@@ -59,13 +59,16 @@ class PixelBatch(TensorBatch):
 
 @dataclass(frozen=True)
 class ImageBatch(TensorBatch):
-    """Images with their prompts, and P prompts more that have no image.
+    """B images with their prompts, and P prompts without images.
 
-    `pixels` are [B, 3, s, s] in [-1, 1], and `tokens` [B, cells] what the image tokenizer makes of them (none
-    before it has seen them). `words` [B + P, `CAPTION_LENGTH`] are padded on the left, where `word_mask` is
-    0; `dropped` [B + P] marks rows without condition. `caption_labels` [B + P, len(CAPTION_CLASSES)] and
-    `place_labels` [B, cells, labels of a patch] are what the auxiliary losses learn, `class_labels` [B]
-    numbers below 48.
+    Attributes:
+        pixels: [B, 3, s, s] in [-1, 1].
+        tokens: [B, cells] of the image tokenizer; [B, 0] before the images are encoded.
+        words, word_mask: [B + P, `CAPTION_LENGTH`] tokens of the prompts. Padding is on the left.
+        dropped: [B + P] rows without a condition.
+        caption_labels: [B + P, len(CAPTION_CLASSES)] labels of the auxiliary loss on prompts.
+        place_labels: [B, cells, len(PATCH_CLASSES)] labels of the auxiliary loss on places.
+        class_labels: [B] below 48.
     """
 
     pixels: torch.Tensor
@@ -79,7 +82,7 @@ class ImageBatch(TensorBatch):
 
 
 def pixel_batch(seeds: np.ndarray, object_weight: float = 1.0) -> PixelBatch:
-    """Images in which pixels on objects count `object_weight` times as much as background."""
+    """Make images in which pixels of objects have `object_weight` times the weight of the background."""
     scenes = [sample_scene(int(seed), profile=IMAGE_TOKENS) for seed in seeds]
     on_objects = np.stack([object_masks(scene, IMAGE_SIZE).any(axis=0) for scene in scenes])
     weights = torch.from_numpy(on_objects)[:, None].float() * (object_weight - 1) + 1
@@ -95,15 +98,15 @@ def image_batch(
     objects: int | None = None,
     grid: int = GRID,
 ) -> ImageBatch:
-    """Images with prompts.
+    """Make images with prompts.
 
     Args:
-        seeds: of the scenes.
-        tokenizer: of the prompts.
-        dropped: share of the images whose prompts are left out.
-        only_prompts: so many scenes at the end give no image, but their prompt.
-        objects: of each scene; None for one or two.
-        grid: tokens a side, of `STRIDE` pixels each.
+        seeds: seeds of the scenes.
+        tokenizer: tokenizer of the prompts.
+        dropped: share of the images whose prompts are dropped.
+        only_prompts: number of scenes, at the end, that contribute a prompt without an image.
+        objects: objects per scene; None for one or two.
+        grid: tokens per side, each of `STRIDE` x `STRIDE` pixels.
     """
     told = PromptedScenes.of(seeds, dropped=dropped, objects=objects, kept=only_prompts)
     shown, size = told.scenes[: len(seeds) - only_prompts], grid * STRIDE

@@ -1,4 +1,4 @@
-"""The reference image models: their shapes, and the loss that they are trained with."""
+"""The reference image models: their shapes and their loss."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class ImageModelShape:
     """Widths and depths of one size of reference model.
 
     Attributes:
-        entries: of the codebook.
-        grid: tokens a side.
+        entries: entries of the codebook.
+        grid: tokens per side.
     """
 
     width: int
@@ -64,11 +64,11 @@ SHAPES_BY_SIZE = {
     ),
     "tiny": ImageModelShape(width=32, layers=2, heads=2, text_width=32, text_layers=1, entries=64),
 }
-"""The reference model, a narrower one of images four times as large, and one for tests."""
+"""The reference model, a narrower model with four times as many image tokens, and a model for tests."""
 
 
 def build_transformer(shape: ImageModelShape, condition: str) -> LlamaGenForCausalLM:
-    """A LlamaGen with random weights, for `condition` "caption" or "class"."""
+    """Build a LlamaGen with random weights, for `condition` "caption" or "class"."""
     config = LlamaGenConfig(
         vocab_size=shape.entries,
         hidden_size=shape.width,
@@ -88,14 +88,14 @@ def build_transformer(shape: ImageModelShape, condition: str) -> LlamaGenForCaus
 
 
 def build_caption_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer of one token for each word; prompts of more than `CAPTION_LENGTH` words are cut."""
+    """Build a tokenizer with one token per word, which truncates prompts to `CAPTION_LENGTH` tokens."""
     tokenizer = build_tokenizer()
     tokenizer.model_max_length = CAPTION_LENGTH
     return tokenizer
 
 
 def build_text_encoder(shape: ImageModelShape, tokenizer: PreTrainedTokenizerFast) -> T5EncoderModel:
-    """A small T5 encoder with random weights."""
+    """Build a small T5 encoder with random weights, except for its position biases."""
     config = T5Config(
         vocab_size=len(tokenizer),
         d_model=shape.text_width,
@@ -118,10 +118,10 @@ def build_text_encoder(shape: ImageModelShape, tokenizer: PreTrainedTokenizerFas
 
 @torch.no_grad()
 def _look_both_ways(encoder: T5EncoderModel) -> None:
-    """Initialise half of the heads to look back, half to look ahead.
+    """Initialise half of the heads to attend to earlier words, and half to later words.
 
-    What is said before "left of" is another object than what is said after it. Position biases grow by the
-    learning rate a step at most, so that from a start near zero this takes thousands of steps to find.
+    Words before "left of" describe another object than words after it. Position biases grow by at most the
+    learning rate per step, so learning this from values near zero takes thousands of steps.
     """
     stack: Any = encoder.encoder
     attention = stack.block[0].layer[0].SelfAttention
@@ -132,18 +132,20 @@ def _look_both_ways(encoder: T5EncoderModel) -> None:
 
 
 class ImageLoss(nn.Module):
-    """Cross entropy of the image tokens, and two small losses that teach the binding of words to places.
+    """Cross entropy of the image tokens, and two auxiliary losses that teach the binding of words to places.
 
-    Tokens beside what has been drawn of an object weigh more, because background is most of an image and
-    hardest to predict. The weight depends on tokens before alone, so that it biases no distribution.
+    Tokens next to earlier tokens of an object have a larger weight, because background is most of an image
+    and hardest to predict. The weight depends on earlier tokens only, so that it biases no distribution.
 
-    Half-way up the transformer, one linear layer for each label reads which object covers the next token's
-    place, and with what attributes; and from the mean of the caption's slots, which is all that image tokens
-    see of them (`raster_rope`), what was asked for.
+    One linear layer per label reads the labels of the auxiliary losses:
+
+    - from the state in the middle layer, the object that covers the next token's place, and its attributes;
+    - from the mean of the caption's slots, the attributes that the caption names. Image tokens see no more
+      of the slots than their mean (`raster_rotation`).
 
     Args:
-        transformer: conditioned on captions or on classes.
-        text_encoder: of a model that is conditioned on captions.
+        transformer: a LlamaGen, conditioned on captions or on classes.
+        text_encoder: the text encoder of a model of captions; None for a model of classes.
     """
 
     def __init__(self, transformer: LlamaGenForCausalLM, text_encoder: T5EncoderModel | None) -> None:
@@ -154,12 +156,12 @@ class ImageLoss(nn.Module):
         self.middle = config.num_hidden_layers // 2
         self.place_heads = label_heads(config.hidden_size, PATCH_CLASSES)
         if text_encoder is not None:
-            # A buffer in official files, where the text encoder is frozen; learnt here, and written back.
+            # Official files have a frozen text encoder and a buffer instead; `write_null_embedding` fills it.
             self.null_embedding = nn.Parameter(0.02 * torch.randn(CAPTION_LENGTH, config.caption_dim))
             self.caption_heads = label_heads(config.hidden_size, CAPTION_CLASSES)
 
     def forward(self, batch: ImageBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: nats a token, accuracy of places and of what was asked for."""
+        """Return the loss, and figures: nats per token, and the accuracy of both auxiliary losses."""
         tokens = batch.tokens
         if self.text_encoder is not None:
             vectors, mask, caption_loss, asked = self._read_captions(batch)
@@ -187,7 +189,7 @@ class ImageLoss(nn.Module):
 
     @torch.no_grad()
     def write_null_embedding(self) -> None:
-        """Put the learned features of no caption where `null_caption_prompt` looks for them."""
+        """Copy the learned features of an empty caption to the buffer that `null_caption_prompt` reads."""
         if self.text_encoder is not None:
             self.transformer.model.cls_embedding.uncond_embedding.copy_(self.null_embedding)
 
@@ -205,7 +207,7 @@ class ImageLoss(nn.Module):
 
 
 def caption_vectors(decoder: Any, text_encoder: Any, batch: ImageBatch) -> Tensor:
-    """Condition slots [B, n, D] of the captions of a batch, by a text encoder that does not learn."""
+    """Return the condition slots [B, n, D] of a batch's captions, with a frozen text encoder."""
     with torch.no_grad():
         features = text_encoder(input_ids=batch.words, attention_mask=batch.word_mask).last_hidden_state
         null = decoder.cls_embedding.uncond_embedding
@@ -215,9 +217,9 @@ def caption_vectors(decoder: Any, text_encoder: Any, batch: ImageBatch) -> Tenso
 
 
 def place_loss(states: Tensor, batch: ImageBatch, heads: nn.ModuleDict) -> tuple[Tensor, Tensor]:
-    """Loss and accuracy of reading what covers the next place, if anything, from states [B, cells, d].
+    """Return loss and accuracy of the labels of each place, read from the states before it [B, cells, d].
 
-    Where an object begins, only the caption can tell; those places count again.
+    Only the caption predicts where an object begins, so the places where objects begin count twice.
     """
     covered = batch.place_labels[..., 0] > 0
     begins = covered & ~beside_objects(covered).bool()
@@ -232,7 +234,7 @@ def place_loss(states: Tensor, batch: ImageBatch, heads: nn.ModuleDict) -> tuple
 
 
 def beside_objects(covered: Tensor) -> Tensor:
-    """Mark the cells with an object left of or above them: [B, cells] bool -> 0 or 1 [B, cells]."""
+    """Mark the cells with an object to their left or above them: [B, cells] bool -> 0 or 1 [B, cells]."""
     side = math.isqrt(covered.shape[1])
     grid = F.pad(covered.unflatten(1, (side, side)).float(), (1, 1, 1, 0))
     left, above = grid[:, 1:, :-2], grid[:, :-1, 1:-1]

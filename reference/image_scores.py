@@ -1,8 +1,8 @@
 """Scores of a reference image model on held-out scenes, with discrete or continuous tokens.
 
-Images are drawn by plain decoding; a reader that has seen only real scenes says what they show. Of discrete
-tokens, entropy, and how much a conditional distribution depends on the token before it, tell how much
-speculative decoding can save; they are measured on real held-out images.
+Plain decoding generates the images. A reader that was trained on real scenes only finds the objects in them.
+For discrete tokens, two properties of the conditional distributions on real held-out images are measured too:
+their entropy, and their dependence on the previous token. Both limit the speed-up of speculative decoding.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ __all__ = ["FIRST_SEED", "attribute_scores", "draw", "load_pipeline", "score_ima
 
 FIRST_SEED = 20_000
 GUIDANCE_SCALES = (1.0, 2.0, 3.0, 4.0, 5.0)
-PLACES = 16  # of each image, where the token before is drawn anew
-MEASURED = 16  # images whose conditional distributions are measured, 256 each
+PLACES = 16  # places per image whose previous token is drawn again
+MEASURED = 16  # images whose conditional distributions are measured, 256 per image
 Asked = Sequence[str | int]
 
 
@@ -56,42 +56,49 @@ def score_image_model(
     batch_size: int = 32,
     device: str | torch.device | None = None,
 ) -> dict[str, Any]:
-    """Draw held-out scenes at several guidance scales, by plain decoding with the model's own settings.
+    """Score an image model on held-out scenes at several guidance scales, with plain decoding.
 
     Args:
-        folder: that `train_image` or `train_latent_model` wrote.
-        scenes: held-out scenes whose captions (or classes) are drawn, with the seeds `seed`, `seed + 1`, ...
+        folder: a folder that `train_image` or `train_latent_model` wrote.
+        scenes: number of scenes, with the seeds `seed`, `seed + 1`, ... Their captions or classes are the
+            prompts.
         seed: first seed, within `HELD_OUT_SEEDS`.
-        guidance_scales: to be tried; the default of a model of discrete tokens is always among them.
-        batch_size: images at once.
-        device: a GPU where there is one by default, else the CPU.
+        guidance_scales: guidance scales to score. The default scale of a model of discrete tokens is added.
+        batch_size: images per batch.
+        device: the default is a GPU if there is one, else the CPU.
 
     Returns:
-        `guidance`: for each scale the shares of `AttributeScores`; `real`: what the reader finds in real
-        images; `condition`, `default_guidance_scale`, `scenes`, `seed`, `device`, `seconds`.
-        But for raster models each scale has the kernel distance of the reader's features to real images too,
-        with its margin. Of discrete tokens there are `prompts`: the shares at the default scale for prompts
-        that leave things open (not for classes); `reconstructed`: what the reader finds in what the VQ makes
-        of real images; and of raster models on the first `measured` scenes `nats`, `entropy_mean`,
-        `entropy_median`, `top1`, `neighbour_tv`, `redraw_tv` at scale 1 and `guided`: the same at the default
-        scale.
+        For all models:
+
+        - `guidance`: the fields of `AttributeScores` for each scale. Models that are not raster models also
+          have the kernel distance of the reader's features to those of real images, and its `margin`.
+        - `real`: the scores of real images.
+        - `condition`, `default_guidance_scale`, `scenes`, `seed`, `device` and `seconds`.
+
+        For models of discrete tokens:
+
+        - `prompts`: scores at the default scale for prompts that omit attributes (not for classes).
+        - `reconstructed`: scores of real images that the image tokenizer reconstructs.
+
+        For raster models, on the first `measured` scenes: the figures of `conditionals` at scale 1, and as
+        `guided` at the default scale.
 
     Raises:
-        InputError: the scenes are not held-out ones, or a scale is none.
+        InputError: a scene is not held out, or a scale is invalid.
         CheckpointError: the folder lacks a part.
     """
     if scenes < 3 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
         rule = f"must give at least 3 scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
         raise InputError("seed", (seed, scenes), rule)
     for scale in guidance_scales:
-        Sampler(guidance_scale=scale)  # refuses what is no scale
+        Sampler(guidance_scale=scale)  # raises if the scale is invalid
     started = time.monotonic()
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     judge, pipe = AttributeJudge.of_model(folder), load_pipeline(folder, device)
     judge.reader.to(device)
     by_class, continuous = pipe.processor is None, bool(pipe.target.vector_size)
-    is_raster = not continuous and not pipe.target.by_blocks  # its distributions are given the tokens before
-    only = 1 if by_class and continuous else None  # objects that a MAR learns from
+    is_raster = not continuous and not pipe.target.by_blocks  # each token depends on all earlier ones
+    only = 1 if by_class and continuous else None  # a MAR is trained on scenes with one object
     drawn = [sample_scene(seed + index, objects=only, profile=IMAGE_TOKENS) for index in range(scenes)]
     seeds, labels = [scene.seed for scene in drawn], [scene.class_label for scene in drawn]
     captions = [class_words(scene.class_label) if only else caption(scene) for scene in drawn]
@@ -101,7 +108,7 @@ def score_image_model(
     scales, guidance = {*guidance_scales, *([] if continuous else [default])}, {}
     for scale in tqdm(sorted(scales), desc="guidance scales"):
         images = draw(pipe, asked, seeds, batch_size, guidance_scale=scale)
-        by_label = by_class and not only  # of the leftmost object, among which others may stand
+        by_label = by_class and not only  # a class describes the leftmost object; there may be others
         scored = (
             class_scores(judge.read(images), labels)
             if by_label
@@ -136,7 +143,7 @@ def score_image_model(
 
 
 def load_pipeline(folder: str | Path, device: str | torch.device = "cpu") -> Any:
-    """Load a model with plain decoding.
+    """Load an image pipeline in float32, with plain decoding.
 
     Raises:
         CheckpointError: a part is missing or damaged.
@@ -149,13 +156,13 @@ def load_pipeline(folder: str | Path, device: str | torch.device = "cpu") -> Any
 
 @dataclass(frozen=True)
 class AttributeScores:
-    """Shares of the prompted attributes that images show.
+    """Shares of the prompted facts that images show.
 
     Attributes:
-        share: of all facts asked for: size, colour, pattern and shape of every object, and the background.
-        by_attribute: the same for each of them.
-        exact: share of images in which all of it is there, and no object more.
-        count: share of images with as many objects as were named.
+        share: share of all facts: size, colour, pattern and shape of each object, and the background.
+        by_attribute: share of the facts of each kind.
+        exact: share of images with all facts and no further object.
+        count: share of images with the prompted number of objects.
     """
 
     share: float
@@ -165,10 +172,10 @@ class AttributeScores:
 
 
 def attribute_scores(judge: AttributeJudge, images: Tensor, captions: Sequence[str]) -> AttributeScores:
-    """Shares of the facts in the captions that the images [n, 3, H, W] show, in all and by kind.
+    """Score images [n, 3, H, W] by the facts in their captions.
 
     Raises:
-        InputError: a caption names no object, or there are as many captions as images not.
+        InputError: a caption names no object, or the numbers of captions and images differ.
     """
     facts = judge.facts(images, captions)
     found: dict[str, list[bool]] = {}
@@ -194,7 +201,7 @@ def _share(right: Sequence[bool]) -> float:
 
 
 def draw(pipe: Any, asked: Asked, seeds: Sequence[int], batch_size: int, **settings: Any) -> Tensor:
-    """Images [n, 3, H, W] in [0, 1] of captions, or of class labels."""
+    """Generate images [n, 3, H, W] in [0, 1] from captions or class labels."""
     what = {"class_labels": list(asked)} if isinstance(asked[0], int) else {"prompt": list(asked)}
     how: dict[str, Any] = {"batch_size": batch_size, "output_type": "pt", **settings}
     images: Tensor = pipe(**what, seed=list(seeds), **how).images
@@ -202,12 +209,12 @@ def draw(pipe: Any, asked: Asked, seeds: Sequence[int], batch_size: int, **setti
 
 
 def class_words(label: int) -> str:
-    """A prompt in words for a class."""
+    """Return a prompt in words for a class, such as "a red circle"."""
     return f"a {COLOURS[label // len(SHAPES)]} {SHAPES[label % len(SHAPES)]}"
 
 
 def class_scores(readings: Sequence[ImageReading], labels: Sequence[int]) -> AttributeScores:
-    """Score images of classes, which are the colour and shape of the leftmost object."""
+    """Score images of classes; a class is the colour and shape of the leftmost object."""
     leftmost = [reading.objects[0] if reading.objects else ("", "", "", "") for reading in readings]
     named = [f"a {colour} {shape}" for _, colour, _, shape in leftmost]
     wanted = [class_words(label) for label in labels]
@@ -224,17 +231,21 @@ def class_scores(readings: Sequence[ImageReading], labels: Sequence[int]) -> Att
 
 @torch.inference_mode()
 def conditionals(pipe: Any, asked: Asked, tokens: Tensor, scale: float) -> dict[str, float]:
-    """Figures of the distributions of all tokens of real images, each given the real tokens before it.
-
-    `neighbour_tv` is the mean total variation between the distributions of neighbouring places; `redraw_tv`
-    that between two distributions of one place, the token before which is the real one or another drawn from
-    its own distribution.
+    """Measure the conditional distributions of the tokens of real images, given the real tokens before.
 
     Args:
-        pipe: of discrete tokens.
-        asked: of each image.
+        pipe: an image pipeline with discrete tokens.
+        asked: caption or class of each image.
         tokens: codes [n, cells].
-        scale: of guidance.
+        scale: guidance scale.
+
+    Returns:
+        - `nats`: loss per token.
+        - `top1`: mean probability of the most likely token.
+        - `entropy_mean` and `entropy_median`: in nats.
+        - `neighbour_tv`: mean total variation between the distributions of consecutive places.
+        - `redraw_tv`: mean total variation between the distribution of a place given the real previous token,
+          and given a previous token that is drawn again.
     """
     sums: dict[str, list[float]] = {}
     entropies = []
@@ -271,7 +282,7 @@ def conditionals(pipe: Any, asked: Asked, tokens: Tensor, scale: float) -> dict[
 
 
 def distributions_of(pipe: Any, request: Request, tokens: Tensor, scale: float) -> Tensor:
-    """[n, cells, V] the distribution of each token of images [n, cells], in one forward pass."""
+    """Return the distributions [n, cells, V] of the tokens of images [n, cells], from one forward pass."""
     logits = []
     for inputs in (request.inputs, request.negative_inputs) if scale != 1.0 else (request.inputs,):
         given = {name: value.expand(len(tokens), *value.shape[1:]) for name, value in (inputs or {}).items()}

@@ -1,4 +1,4 @@
-"""The reference models of continuous image tokens: their shapes, and their losses in training."""
+"""The reference models with continuous image tokens: their shapes and their losses."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ LATENT_CHANNELS = 8
 AREA = f"{GRID}*{GRID}"
 PLACE_WEIGHT = 0.5
 CAPTION_WEIGHT = 0.5
-NOISES = 2  # that each token is learnt with in a step: the head is cheap beside what conditions it
-# Share of the cells to predict: published 1, .25 and .7 (2406.11838, section 4); a small model needs to learn
-# how images go on from more known cells, too.
+NOISES = 2  # noises per token and step; the head is cheap compared with the model that conditions it
+# Share of the cells to predict. The published values are 1, .25 and .7 (2406.11838, section 4). A small model
+# also needs examples with more known cells.
 MASK_MEAN, MASK_STD, LEAST_MASK = 1.0, 0.4, 0.2
 
 
@@ -68,8 +68,8 @@ LATENT_SHAPES = {
         "tiny": LatentShape(width=16, layers=1, heads=2, inner=32, head_width=16, head_depth=1),
     },
 }
-"""The reference models, their drafts (a MAR of half the width), and those of the tests. `layers` of a MAR are
-those of its encoder, and of its decoder."""
+"""The reference models, their draft models ("draft" and "half"), and models for tests. A MAR has `layers`
+layers in its encoder and as many in its decoder."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class LatentBatch(ImageBatch):
 
     @classmethod
     def of(cls, batch: ImageBatch, latents: Tensor) -> LatentBatch:
-        """Put latents [B, 8, 16, 16] beside a batch."""
+        """Add latents [B, 8, 16, 16] to a batch."""
         parts = {field.name: getattr(batch, field.name) for field in fields(ImageBatch)}
         return cls(**parts, latents=latents.flatten(2).transpose(1, 2))
 
 
 def build_latent_tokenizer() -> PreTrainedTokenizerFast:
-    """Build a tokenizer of the words of captions, and of the tokens that NextStep puts around images."""
+    """Build a tokenizer of captions, with the special tokens of NextStep."""
     tokenizer = build_caption_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
     tokenizer.add_tokens([AREA])
@@ -94,7 +94,7 @@ def build_latent_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_nextstep(shape: LatentShape, tokenizer: PreTrainedTokenizerFast) -> NextStepForImageGeneration:
-    """A NextStep with random weights that draws 16 x 16 latents of 8 channels."""
+    """Build a NextStep with random weights, for images of 16 x 16 latents of 8 channels."""
     begin, end, placeholder = (tokenizer.get_vocab()[name] for name in SPECIAL_TOKENS[1:4])
     config = NextStepConfig(
         vocab_size=len(tokenizer),
@@ -122,7 +122,7 @@ def build_nextstep(shape: LatentShape, tokenizer: PreTrainedTokenizerFast) -> Ne
 
 
 def build_mar(shape: LatentShape) -> MARForImageGeneration:
-    """A MAR of 48 classes with random weights."""
+    """Build a MAR of 48 classes with random weights."""
     config = MARConfig(
         hidden_size=shape.width,
         encoder_layers=shape.layers,
@@ -140,14 +140,14 @@ def build_mar(shape: LatentShape) -> MARForImageGeneration:
 
 
 class NextStepLoss(nn.Module):
-    """Loss of the image head, and two small losses that teach the binding of words to places.
+    """Loss of the image head, and the two auxiliary losses of `ImageLoss`.
 
-    The latter are those of `ImageLoss`: one linear layer for each label reads, half-way up the decoder, what
-    covers the place of the next token, and behind the prompt what was asked for.
+    One linear layer per label reads a state in the middle layer of the decoder: before each image token the
+    labels of its place, and at the end of the prompt the attributes that the prompt names.
 
     Args:
-        model: in training.
-        tokenizer: of the prompts.
+        model: the model in training.
+        tokenizer: tokenizer of the prompts.
     """
 
     def __init__(self, model: NextStepForImageGeneration, tokenizer: PreTrainedTokenizerFast) -> None:
@@ -160,7 +160,7 @@ class NextStepLoss(nn.Module):
         self.caption_heads = label_heads(model.config.hidden_size, CAPTION_CLASSES)
 
     def forward(self, batch: LatentBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: squared error of the velocity, accuracy of places and of what was asked."""
+        """Return the loss, and figures: squared error of the velocity, accuracy of both auxiliary losses."""
         images, length = batch.latents.shape[:2]
         words, seen = with_ending(batch, self.ending)
         conditions, middle = read_images(self.model, batch.latents, words[:images], seen[:images])
@@ -172,7 +172,7 @@ class NextStepLoss(nn.Module):
         loss = (losses * weights).sum() / weights.sum()
         place, placed = place_loss(middle[:, before:], batch, self.place_heads)
         asked_of = middle[:, before]
-        if len(words) > images:  # prompts without image cost next to nothing
+        if len(words) > images:  # prompts without images, which cost almost nothing
             _, more = read_rows(self.model, self.model.embed(words[images:]), seen[images:])
             asked_of = torch.cat([asked_of, more[:, before]])
         labels = batch.caption_labels.masked_fill(batch.dropped[:, None], IGNORED)
@@ -182,15 +182,16 @@ class NextStepLoss(nn.Module):
 
 
 class NextStepDraftLoss(nn.Module):
-    """Divergence of a draft's chains from the target's, on the latents of scenes.
+    """KL divergence of a draft model's denoising chains from those of its target, on the latents of scenes.
 
-    Of one step of the chain for every token, times their number: what the logarithms of the chains' densities
-    differ by on average, in nats (the same noise in both, so that squared distances of means are all).
+    Each token is evaluated at one random step of the chain, and the result is multiplied by the number of
+    steps. Both models have the same transition noise, so that the divergence of a step depends only on the
+    squared distance of the means.
 
     Args:
-        model: the draft in training.
-        target: that it drafts for, which stays as it is.
-        tokenizer: of the prompts of both.
+        model: the draft model in training.
+        target: the frozen target.
+        tokenizer: tokenizer of the prompts of both models.
     """
 
     def __init__(
@@ -201,14 +202,14 @@ class NextStepDraftLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self._frozen = (target.requires_grad_(False).eval(),)  # not registered, so that it is not trained
+        self._frozen = (target.requires_grad_(False).eval(),)  # in a tuple, so that it is not a submodule
         self.ending: Tensor
         ids = tokenizer.convert_tokens_to_ids([SPECIAL_TOKENS[0], AREA, SPECIAL_TOKENS[1]])
         self.register_buffer("ending", torch.tensor(ids), persistent=False)
         self.schedule = FlowSchedule(last_step_noise=True)
 
     def forward(self, batch: LatentBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The divergence in nats a token, and the same as a figure."""
+        """Return the divergence in nats per token, as loss and as figure."""
         images = len(batch.latents)
         words, seen = with_ending(batch, self.ending)
         rows = batch.latents, words[:images], seen[:images]
@@ -232,7 +233,7 @@ class NextStepDraftLoss(nn.Module):
 
 
 def with_ending(batch: LatentBatch, ending: Tensor) -> tuple[Tensor, Tensor]:
-    """Words [B + P, L] of prompts with what precedes images, and which are seen: none of dropped ones."""
+    """Return prompts [B + P, L] with the tokens before an image, and their mask, 0 at dropped prompts."""
     seen = batch.word_mask.masked_fill(batch.dropped[:, None], 0)
     words = torch.cat([batch.words, ending.expand(len(seen), -1)], 1)
     return words, torch.cat([seen, seen.new_ones(len(seen), len(ending))], 1)
@@ -241,7 +242,7 @@ def with_ending(batch: LatentBatch, ending: Tensor) -> tuple[Tensor, Tensor]:
 def read_images(
     model: NextStepForImageGeneration, latents: Tensor, words: Tensor, seen: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Conditions [B, N, D] of images [B, N, d] behind prompts [B, L], and middle hidden states."""
+    """Return the conditions [B, N, D] of images [B, N, d] after prompts [B, L], and middle hidden states."""
     images, length = latents.shape[:2]
     rows = torch.cat([model.embed(words), model.embed(latents[:, :-1])], 1)
     last, middle = read_rows(model, rows, torch.cat([seen, seen.new_ones(images, length - 1)], 1))
@@ -251,7 +252,7 @@ def read_images(
 
 
 def read_rows(model: NextStepForImageGeneration, rows: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-    """Final and middle hidden states [B, n, D] of rows; those that are not seen come first."""
+    """Return the final and middle hidden states [B, n, D] of rows that are padded on the left."""
     output = model.get_decoder()(
         inputs_embeds=rows,
         attention_mask=seen,
@@ -263,13 +264,13 @@ def read_rows(model: NextStepForImageGeneration, rows: Tensor, seen: Tensor) -> 
 
 
 class MARLoss(nn.Module):
-    """Loss of the diffusion head at the cells that are hidden, as MAR is trained (2406.11838, section 4).
+    """Loss of the diffusion head at masked cells, as in the training of MAR (2406.11838, section 4).
 
-    Cells of objects and beside them count more, and a small loss teaches what covers each place: linear
-    layers read it from the conditions.
+    Cells of objects and next to objects have a larger weight. In an auxiliary loss, one linear layer per
+    label reads the labels of each place from its condition.
 
     Args:
-        model: in training.
+        model: the model in training.
     """
 
     def __init__(self, model: MARForImageGeneration) -> None:
@@ -278,7 +279,7 @@ class MARLoss(nn.Module):
         self.place_heads = label_heads(model.config.hidden_size, PATCH_CLASSES)
 
     def forward(self, batch: LatentBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: the loss of the head, and the accuracy of places."""
+        """Return the loss, and figures: the loss of the head, and the accuracy of the labels of places."""
         images, cells = batch.latents.shape[:2]
         device = batch.latents.device
         labels = torch.where(batch.dropped[:images], CLASSES, batch.class_labels)

@@ -1,7 +1,7 @@
-"""Training of the reference models of continuous image tokens, on the latents of scenes.
+"""Training of the reference models with continuous image tokens, on the latents of scenes.
 
-A NextStep reads prompts that describe all or part of a scene; a MAR is given the colour and shape of the one
-object of an image. Every batch is made of new scenes.
+A NextStep is conditioned on prompts that describe all or part of a scene. A MAR is conditioned on a class:
+the colour and shape of the only object of an image. Every batch has new scenes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from reference.trainer import check_known, finish, train_on_scenes
 
 __all__ = ["encode_latents", "train_latent_model"]
 
-#: Settings of generation that go into the folder of a model.
+#: Generation settings of each kind, which are saved with the model.
 GENERATION: dict[str, dict[str, Any]] = {
     "nextstep": {"guidance_scale": 3.0},
     "mar": {"guidance_scale": 3.0, "guidance_schedule": "rising", "clip_sample_range": 4.0},
@@ -51,7 +51,7 @@ VAE = "vae"  # the autoencoder's folder inside the model's
 CHECK_SCENES = 64
 DEFAULT_MINUTES = 90.0
 STAGE = 10
-PROMPTS_PER_IMAGE = 3  # prompts without image, in the batches of a NextStep
+PROMPTS_PER_IMAGE = 3  # prompts without images, in the batches of a NextStep
 
 
 @flush_subnormals()
@@ -66,30 +66,31 @@ def train_latent_model(
     target: str | Path | None = None,
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train a reference model of continuous tokens and save it as one folder, with its autoencoder.
+    """Train a reference model with continuous tokens and save it as one folder, with its autoencoder.
 
     Args:
         out: the folder to write.
-        vae: a trained autoencoder (`train_autoencoder`), which stays as it is and goes into the folder.
-        kind: "nextstep", given a prompt, or "mar", given a class.
-        reader: a trained reader that goes into the folder too, for evaluation; the training needs none.
-        start: a trained model of the same kind and size to begin with, instead of random weights.
-        size: "base", "half" (a MAR that drafts), "draft" (a NextStep that drafts for `target`, and learns its
+        vae: a trained autoencoder (`train_autoencoder`). It is frozen and copied into the folder.
+        kind: "nextstep" (conditioned on a prompt) or "mar" (conditioned on a class).
+        reader: a trained reader to copy into the folder for evaluation; the training does not use it.
+        start: a trained model of the same kind and size to start from, instead of random weights.
+        size: "base", "half" (a MAR that drafts), "draft" (a NextStep that drafts for `target` and learns its
             chains), or "tiny" (for tests).
-        target: a trained NextStep. Drafts have no autoencoder or reader of their own.
-        how: see `RunOptions`; by default 90 minutes, of 16 images a step and process.
+        target: the trained NextStep that a draft model drafts for. The folders of draft models ("draft" and
+            "half") contain no autoencoder.
+        how: see `RunOptions`; by default 90 minutes, with 16 images per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
 
     Raises:
-        InputError: an unknown kind or size.
-        CheckpointError: the autoencoder is none of 4 x 4 pixels and 8 channels.
+        InputError: the kind or size is unknown, or `target` does not go with the size.
+        CheckpointError: the tokens of the autoencoder do not have 4 x 4 pixels and 8 channels.
     """
     check_known("kind", kind, LATENT_SHAPES)
     check_known("size", size, LATENT_SHAPES[kind])
     if (size == DRAFT) != (target is not None):
-        rule = "must be the model that it drafts for" if size == DRAFT else f"needs size={DRAFT!r}"
+        rule = "must be the target that it drafts for" if size == DRAFT else f"needs size={DRAFT!r}"
         raise InputError("target", target, rule)
     out, vae = Path(out), Path(vae)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
@@ -97,7 +98,7 @@ def train_latent_model(
     images = load_autoencoder(vae).requires_grad_(False).to(device)
     _check_vae(vae, images)
     if reader is not None:
-        load_reader(reader)  # refuses what is none, before the work
+        load_reader(reader)  # raises before the training if the folder is not a reader
     tokenizer, shape = build_latent_tokenizer(), LATENT_SHAPES[kind][size]
     learner: nn.Module
     if kind == "nextstep":
@@ -111,7 +112,7 @@ def train_latent_model(
         learner, objects, only_prompts = MARLoss(model), 1, 0
     before = taken_over(
         start,
-        f"a folder that train_latent_model wrote, of a {type(model).__name__}",
+        f"a folder of a {type(model).__name__} that train_latent_model wrote",
         lambda folder: model.load_state_dict(
             type(model).from_pretrained(folder, dtype=torch.float32).state_dict()
         ),
@@ -150,7 +151,7 @@ def train_latent_model(
 
 @torch.no_grad()
 def encode_latents(vae: AutoencoderKL, pixels: torch.Tensor) -> torch.Tensor:
-    """Scaled latents [B, C, rows, columns], of about unit deviation, of images [B, 3, H, W] in [-1, 1]."""
+    """Encode images [B, 3, H, W] in [-1, 1] as latents [B, C, rows, columns] of about unit deviation."""
     config: Any = vae.config
     latents: torch.Tensor = vae.encode(pixels).latent_dist.mean
     scaled: torch.Tensor = (latents - (config.shift_factor or 0.0)) * config.scaling_factor

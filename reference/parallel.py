@@ -1,10 +1,11 @@
-"""Training of scenes-parallel: LPD's queries on a trained LlamaGen, to decide many cells in a forward pass.
+"""Training of scenes-parallel: a LlamaGen with queries (LPD), which decides many cells in a forward pass.
 
-It begins with weights of a LlamaGen of captions, whose text encoder and image tokenizer stay as they are. One
-forward pass holds an image once as tokens, in groups of some order, and once as queries: those of a group see
-each other and the tokens of the groups before, and no token sees a query (LPD, 2507.01957, section 3.2).
-Groups are of two kinds, so that one model decodes in any order: many that grow as a cosine does, and few
-before the whole rest, of which a decoding by confidence decides the surest cells.
+The model starts from a LlamaGen of captions, whose text encoder and image tokenizer are frozen. A sequence
+contains an image twice: as tokens in groups of some order, and as queries. Queries of a group attend to each
+other and to the tokens of earlier groups. Tokens do not attend to queries (LPD, 2507.01957, section 3.2).
+
+Groups are drawn in two ways, so that the model learns every decoding order: many groups whose sizes grow like
+a cosine, or a few groups and then all remaining cells at once, as in decoding by confidence.
 """
 
 from __future__ import annotations
@@ -41,20 +42,20 @@ from reference.vlm_data import PATCH_CLASSES
 
 __all__ = ["QueryLoss", "begin_with", "beside_decided", "queries_see", "sample_groups", "train_parallel"]
 
-STAGE = 14  # that no other training draws its scenes by
+STAGE = 14  # key of the seeds: no other training draws the same scenes
 CHECK_SCENES = 32
 DEFAULT_MINUTES = 60.0
 DEFAULT_LAYERS = 6
-MASKED_SHARE = 0.25  # of the steps, in which the whole rest of an image is asked for at once
+MASKED_SHARE = 0.25  # share of the steps that predict all remaining cells of an image at once
 ORDERS = {"random": 0.3, "proximity": 0.4, "diagonal": 0.2, "raster": 0.1}
-MOST_STEPS = 64  # of an image of 16 x 16 tokens
-ITERATIONS = (4, 16)  # fewest and most, of a decoding by confidence
+MOST_STEPS = 64  # for an image of 16 x 16 tokens
+ITERATIONS = (4, 16)  # fewest and most iterations of decoding by confidence
 PLACE_WEIGHT = 0.5
 POSITION_SCALE = 0.02
 
 
 def sample_groups(grid: ImageGrid, batch: int, noise: np.random.Generator) -> tuple[Tensor, list[int]]:
-    """Draw orders [B, N] of images, and the sizes of the groups that all of them are decided in."""
+    """Draw orders of the cells [B, N], and the sizes of the groups, which are the same for all images."""
     cells = grid.cells
     order = str(noise.choice(list(ORDERS), p=list(ORDERS.values())))
     if noise.random() < MASKED_SHARE:
@@ -68,7 +69,7 @@ def sample_groups(grid: ImageGrid, batch: int, noise: np.random.Generator) -> tu
         fewest, most = max(2, cells // 32), max(2, MOST_STEPS * cells // 256)
         sizes = group_sizes(cells, int(noise.integers(fewest, most, endpoint=True)))
     if order == "proximity":
-        # one order is dear, and there are eight of it
+        # drawing an order is slow, so the batch uses the eight symmetries of one
         random = RandomStream.from_seed(int(noise.integers(2**31)), 1)
         steps = min(len(sizes), cells)
         one = DecodingOrder(order, generation_steps=steps).draw(grid, random)[0].numpy()
@@ -80,7 +81,7 @@ def sample_groups(grid: ImageGrid, batch: int, noise: np.random.Generator) -> tu
 
 
 def mirrored(order: np.ndarray, grid: ImageGrid, which: int) -> np.ndarray:
-    """One of the eight symmetries of an order of the cells of a square."""
+    """Return one of the eight symmetries of an order of the cells of a square."""
     image = np.arange(grid.cells).reshape(grid.rows, grid.columns)
     image = np.rot90(image if which < 4 else image.T, which % 4)
     turned: np.ndarray = image.reshape(-1)[order]
@@ -88,16 +89,19 @@ def mirrored(order: np.ndarray, grid: ImageGrid, which: int) -> np.ndarray:
 
 
 def queries_see(slots: int, sizes: Sequence[int]) -> Tensor:
-    """[S, S] what each place of a sequence sees: condition, tokens of all groups but the last, and queries.
+    """Return the attention mask of a sequence: condition, tokens of all groups but the last, and queries.
 
     Args:
-        slots: of the condition, which are read by the causal mask.
+        slots: slots of the condition, which have the causal mask.
         sizes: cells of each group.
+
+    Returns:
+        [S, S] bool; True where the place of the row attends to the place of the column.
     """
     group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     tokens = group[: len(group) - sizes[-1]]
     place = torch.arange(slots)
-    # the order of reading: a slot, then the queries of a group, then its tokens, which see each other
+    # ranks: a slot, then the queries of a group, then its tokens; equal ranks attend to each other
     read = torch.cat([place - slots, 2 * tokens + 1, 2 * group])
     is_query = torch.arange(len(read)) >= slots + len(tokens)
     before = read[:, None] >= read
@@ -106,7 +110,7 @@ def queries_see(slots: int, sizes: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class SeededImages:
-    """Images, and the seed of the orders in which they are learnt; or the orders themselves."""
+    """Images, the seed of their decoding orders, and the kind of order; None draws the kind too."""
 
     batch: ImageBatch
     seed: int
@@ -118,14 +122,15 @@ class SeededImages:
 
 
 class QueryLoss(nn.Module):
-    """Cross entropy of the tokens at all queries, and of what covers their places, half-way up.
+    """Cross entropy of the tokens at all queries, and an auxiliary loss on the labels of their places.
 
-    Cells beside what is decided of an object weigh more, because background is most of an image. The weight
-    depends on cells decided before alone, so that it biases no distribution.
+    The auxiliary loss reads the states in the middle layer. Cells next to decided cells of an object have a
+    larger weight, because background is most of an image. The weight depends on decided cells only, so that
+    it biases no distribution.
 
     Args:
-        transformer: learns.
-        text_encoder: of the captions; stays as it is.
+        transformer: the model in training.
+        text_encoder: text encoder of the captions; it is frozen.
     """
 
     def __init__(self, transformer: LPDForCausalLM, text_encoder: T5EncoderModel) -> None:
@@ -138,7 +143,7 @@ class QueryLoss(nn.Module):
         self.place_heads = label_heads(config.hidden_size, PATCH_CLASSES)
 
     def forward(self, images: SeededImages) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: nats a token, and accuracy of places."""
+        """Return the loss, and figures: nats per token, and the accuracy of the labels of places."""
         batch = images.batch
         tokens, device = batch.tokens, batch.tokens.device
         if images.order is None:
@@ -159,7 +164,7 @@ class QueryLoss(nn.Module):
         return loss, {"nats": losses.mean(), "places": placed}
 
     def read(self, batch: ImageBatch, order: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """[B, N, V] logits and [B, N, D] states half-way up, of the queries in their order."""
+        """Return logits [B, N, V] and states of the middle layer [B, N, D] of the queries, in their order."""
         decoder: Any = self.transformer.model
         vectors = caption_vectors(decoder, self.text_encoder, batch)
         slots, known = vectors.shape[1], order[:, : order.shape[1] - sizes[-1]]
@@ -173,7 +178,7 @@ class QueryLoss(nn.Module):
         read = decoder(
             inputs_embeds=torch.cat(embedded, 1),
             position_ids=places,
-            attention_mask=(sees & heard[:, None] | itself)[:, None],  # padding has to see something
+            attention_mask=(sees & heard[:, None] | itself)[:, None],  # padding needs at least one key
             use_cache=False,
             output_hidden_states=True,
         )
@@ -183,12 +188,12 @@ class QueryLoss(nn.Module):
 
 
 def beside_decided(covered: Tensor, when: Tensor, columns: int) -> Tensor:
-    """Mark cells with a neighbour on an object that is decided before them.
+    """Mark cells with a neighbour that belongs to an object and is decided earlier.
 
     Args:
         covered: [B, N] whether an object covers each cell of a grid.
-        when: [B, N] group of each.
-        columns: of the grid.
+        when: [B, N] group of each cell.
+        columns: columns of the grid.
 
     Returns:
         [B, N] 0 or 1.
@@ -202,10 +207,10 @@ def beside_decided(covered: Tensor, when: Tensor, columns: int) -> Tensor:
 
 
 def begin_with(folder: Path, layers: int) -> LPDForCausalLM:
-    """A model with queries that begins with some layers of a trained LlamaGen of captions, evenly spread.
+    """Build a model with queries from `layers` evenly spread layers of a trained LlamaGen of captions.
 
     Raises:
-        InputError: it is conditioned on something else, or has fewer layers.
+        InputError: the LlamaGen is not conditioned on captions, or has fewer layers.
     """
     trained = trained_llamagen(folder, layers)
     kept = evenly_spread(layers, trained.config.num_hidden_layers)
@@ -225,20 +230,20 @@ def begin_with(folder: Path, layers: int) -> LPDForCausalLM:
 def train_parallel(
     out: str | Path, *, start: str | Path, layers: int = DEFAULT_LAYERS, **how: Unpack[RunOptions]
 ) -> Path:
-    """Train a reference model whose cells are asked for by queries, and save it as one folder.
+    """Train a reference model with queries, and save it as one folder.
 
     Args:
         out: the folder to write; its matrices are stored in float8.
-        start: the trained LlamaGen of captions that it begins with, whose text encoder, tokenizers and reader
-            it keeps.
-        layers: so many of its layers are kept.
-        how: see `RunOptions`; by default 60 minutes, of 16 images a step and process.
+        start: the trained LlamaGen of captions to start from. The model reuses its text encoder, tokenizers
+            and reader.
+        layers: number of its layers to keep.
+        how: see `RunOptions`; by default 60 minutes, with 16 images per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
 
     Raises:
-        InputError: it is to begin with a model that is no LlamaGen of captions, or of fewer layers.
+        InputError: `start` is not a LlamaGen of captions, or has fewer layers.
     """
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)

@@ -1,6 +1,6 @@
 """Processors of the reference models: vocabulary, word-level tokenizer, image preparation, chat template.
 
-All in standard form, so that a saved folder needs nothing of this package.
+All parts are standard classes, so that a saved folder loads without this package.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ shapes colours colors for be as by
 
 
 def words() -> tuple[str, ...]:
-    """All words in a fixed order, each once."""
+    """Return all words of the vocabulary in a fixed order, each once."""
     prompts = " ".join(CAPTION_PROMPTS + DESCRIPTION_PROMPTS)
     for mark in PUNCTUATION:
         prompts = prompts.replace(mark, " ")
@@ -98,7 +98,7 @@ CHAT_TEMPLATE = """
 {%- endif %}
 """
 
-#: Images side by side are separated by a token between them: a Qwen3.5 counts positions image by image.
+#: Puts a token between adjacent images, because a Qwen3.5 counts positions image by image.
 HYBRID_TEMPLATE = CHAT_TEMPLATE.replace(
     "{{- '<image>' }}",
     "{{- ('<vision_start>' if loop.previtem is defined and loop.previtem['type'] == 'image' else '')"
@@ -107,12 +107,12 @@ HYBRID_TEMPLATE = CHAT_TEMPLATE.replace(
 
 
 def build_tokenizer(placeholders: Mapping[str, str] | None = None) -> PreTrainedTokenizerFast:
-    """One token for each word, digit and punctuation mark; lower case; spaces survive decoding exactly.
+    """Build a tokenizer with one token per word, digit and punctuation mark, in lower case.
 
-    A word carries the space before it, as in SentencePiece, so punctuation is joined to the word before it.
+    As in SentencePiece, a token includes the space before it. Decoding therefore restores spaces exactly.
 
     Args:
-        placeholders: tokens that a processor looks up by their names.
+        placeholders: names and texts of the special tokens that a processor looks up as attributes.
     """
     special = [PAD, BOS, EOS, UNKNOWN, IMAGE, USER, ASSISTANT, SYSTEM]
     marks = [*PUNCTUATION, *DIGITS]
@@ -146,7 +146,7 @@ def build_tokenizer(placeholders: Mapping[str, str] | None = None) -> PreTrained
 
 
 def build_processor(patch_size: int = 12) -> LlavaProcessor:
-    """Tokenizer, image preparation to 96 x 96 in [-1, 1], and chat template in one."""
+    """Build a processor: tokenizer, images of 96 x 96 pixels in [-1, 1], and chat template."""
     images = CLIPImageProcessor(
         size={"shortest_edge": CANVAS},
         crop_size={"height": CANVAS, "width": CANVAS},
@@ -164,7 +164,7 @@ def build_processor(patch_size: int = 12) -> LlavaProcessor:
 
 
 def build_hybrid_processor(patch_size: int = 12) -> Qwen3VLProcessor:
-    """The same for a Qwen3.5: of an image of any size about as many patches as of 96 x 96 pixels."""
+    """Build the processor of a Qwen3.5, which resizes images of any size to about 96 * 96 pixels."""
     size = {"shortest_edge": CANVAS**2, "longest_edge": CANVAS**2}
     how: dict[str, Any] = {"patch_size": patch_size, "size": size}
     how |= {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}

@@ -1,6 +1,7 @@
-"""Training of the attribute reader, which judges generated images: dense labels on real scenes alone.
+"""Training of the attribute reader, which scores generated images.
 
-A judge that had seen reconstructions or drawn images would forgive what a person would not.
+The reader learns dense labels on real scenes only. If it had seen reconstructions or generated images, it
+would accept errors that a person sees.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STAGE = 7
 
 
 def build_reader(size: str = "base") -> AttributeReader:
-    """Build a reader of 64-pixel scenes with random weights."""
+    """Build a reader of images of 64 x 64 pixels, with random weights."""
     check_known("size", size, WIDTHS_AND_LAYERS)
     width, layers = WIDTHS_AND_LAYERS[size]
     config = AttributeReaderConfig(
@@ -66,18 +67,18 @@ def train_reader(
 
     Args:
         out: the folder to write.
-        start: a trained reader to begin with, instead of random weights.
+        start: a trained reader to start from, instead of random weights.
         size: "base", or "tiny" (for tests).
-        how: see `RunOptions`; by default 10 minutes, of 64 scenes a step and process.
+        how: see `RunOptions`; by default 10 minutes, with 64 scenes per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
     """
     training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=64)
     reader = build_reader(size)
     before = taken_over(
         start,
-        "a reader that `python -m reference train reader` wrote, of the same size",
+        "a reader of the same size, written by `python -m reference train reader`",
         lambda folder: reader.load_state_dict(load_reader(folder).state_dict()),
     )
 

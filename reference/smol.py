@@ -1,8 +1,11 @@
-"""Training of scenes-smol: a projector that speaks to SmolLM2, which stays as it is, of images.
+"""Training of scenes-smol: a vision tower and a projector in front of a frozen SmolLM2.
 
-Three stages. Visual tokens first learn to be sums of the embeddings of words, which needs no language model.
-Then captions, answers, pairs and clips are learnt from their texts. At last, given replies that the language
-model wrote to prompts about images told in words, it learns to say the same of the images alone.
+The training has three parts:
+
+1. The projector learns visual tokens that are sums of word embeddings. This needs no language model.
+2. The model learns texts about single images, pairs and clips: captions and answers.
+3. Given replies of SmolLM2 to descriptions of images in words, the model learns to give the same replies to
+   the images alone.
 """
 
 from __future__ import annotations
@@ -35,13 +38,13 @@ from reference.vlm_data import PatchBatch, patch_batch
 
 __all__ = ["train_smol"]
 
-WORDS_SEEDS, SPEECH_SEEDS = 40, 41  # of seeds: no other training draws the same scenes
+WORDS_SEEDS, SPEECH_SEEDS = 40, 41  # keys of the seeds: no other training draws the same scenes
 WORDS, SPEECH = 0, 1
 WORDS_SHARE = 0.25
-WORDS_ROWS = 4  # times the batch size: they are far cheaper
-TOWER_FACTOR = 0.3  # of the rates: the tower has learnt what it needs, and all of it where replies are learnt
+WORDS_ROWS = 4  # times the batch size: these rows are far cheaper
+TOWER_FACTOR = 0.3  # of the learning rates: the tower is trained already; with replies, all parts are
 CHECK_ROWS = 24
-VISUAL_TOKENS = 16  # of an image: 96 pixels a side, 12 a patch, merged two by two
+VISUAL_TOKENS = 16  # of an image: 96 pixels a side, patches of 12 pixels, merged two by two
 DEFAULT_MINUTES = 240.0
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -57,27 +60,29 @@ def train_smol(
     dtype: str = "float32",
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train scenes-smol and save what it has beside its language model.
+    """Train scenes-smol, and save all parts except the language model.
 
-    Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
+    Runs on a CPU, or on one or several GPUs through `accelerate launch`.
 
     Args:
-        out: the folder to write, which holds no language model.
-        replies: JSONL file of `python -m reference replies`; every other step learns from half as many of its
-            rows, all at three tenths of the rates, and the rest is as without.
-        start: a folder that this function wrote, to begin with.
-        tower_from: a trained LLaVA whose tower is taken over where there is no `start`; None is scenes-llava
-            in assets/.
-        rank: of a LoRA of the language model; 0 leaves it as it is.
-        dtype: of the language model while it is learnt from: "float32", or "bfloat16", which takes half the
-            time on CPUs with AMX and on GPUs, and many times as long on others.
-        how: see `RunOptions`; by default 240 minutes of 16 rows a step and process.
+        out: the folder to write. It contains no language model.
+        replies: JSONL file of `python -m reference replies`. Every other step then learns from half a batch
+            of its rows, and all learning rates are multiplied by 0.3.
+        start: a folder that this function wrote, to start from.
+        tower_from: a trained LLaVA whose tower is copied if there is no `start`; None for scenes-llava in
+            assets/.
+        rank: rank of a LoRA of the language model; 0 for none.
+        dtype: dtype of the language model during training, "float32" or "bfloat16". The latter takes half the
+            time on GPUs and on CPUs with AMX, and many times as long on other CPUs.
+        how: see `RunOptions`; by default 240 minutes, with 16 rows per step and process.
 
     Returns:
-        The folder. `complete` of `mmspec.families.smollm2.language_model` makes it whole; so does everything
-        that loads it.
+        The folder. `complete` of `mmspec.families.smollm2.language_model` adds the language model when the
+        folder is loaded.
 
     Raises:
+        InputError: `dtype`, `rank`, `replies` or `tower_from` is invalid.
+        CheckpointError: `start`, `tower_from` or the state to resume from cannot be read or does not fit.
         MissingDependencyError: the package of the language model is not installed.
     """
     if dtype not in DTYPES:
@@ -94,7 +99,7 @@ def train_smol(
     words = WordsLoss(model, processor.tokenizer)
     speech = SpeechLoss(model, rank, training.accelerator.device, DTYPES[dtype])
     before = taken_over(
-        start, "a folder that `reference train smol` wrote, of the same rank", speech.take_over
+        start, "a folder of the same rank that `reference train smol` wrote", speech.take_over
     )
     if training.stage == WORDS:
         if start is None:
@@ -119,7 +124,7 @@ def train_smol(
 
 
 def words_stage(training: Training, learner: WordsLoss) -> Stage:
-    """The stage in which visual tokens become sums of the embeddings of words."""
+    """Make the stage in which the projector learns visual tokens that are sums of word embeddings."""
     patch = learner.vision_tower.config.patch_size
 
     def make(step: int) -> PatchBatch:
@@ -133,7 +138,7 @@ def words_stage(training: Training, learner: WordsLoss) -> Stage:
 def speech_stage(
     training: Training, learner: SpeechLoss, tokenizer: PreTrainedTokenizerBase, replies: Replies | None
 ) -> Stage:
-    """The stage of sentences; every other step is of replies, where there are any."""
+    """Make the stage that learns sentences; if there are replies, every other step learns from them."""
     accelerator = training.accelerator
     held_out = {kind: spoken_batch(np.arange(CHECK_ROWS), kind, tokenizer, VISUAL_TOKENS) for kind in SHARES}
 
@@ -155,16 +160,21 @@ def speech_stage(
             figures["divergence"] = round(float(torch.stack(losses).mean()), 3)
         return figures
 
-    slow = "vision_tower" if replies is None else ""  # which is in every name
+    slow = "vision_tower" if replies is None else ""  # the empty text is part of every name
     return Stage("speech", learner, make, check, slow=slow, slow_factor=TOWER_FACTOR)
 
 
 def read_tower(folder: str | Path | None) -> PreTrainedModel:
-    """The vision tower of a trained LLaVA; None is scenes-llava in assets/."""
+    """Load the vision tower of a trained LLaVA, by default that of scenes-llava in assets/.
+
+    Raises:
+        InputError: `folder` is None and scenes-llava is not beside the package.
+        CheckpointError: the folder does not contain a trained LLaVA.
+    """
     source = Path(folder) if folder is not None else reference_models().get("scenes-llava")
     if source is None:
         raise InputError(
-            "tower_from", None, "must be a trained LLaVA: scenes-llava is not beside the package"
+            "tower_from", None, "must be a trained LLaVA, because scenes-llava is not beside the package"
         )
     try:
         donor: Any = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
@@ -175,7 +185,11 @@ def read_tower(folder: str | Path | None) -> PreTrainedModel:
 
 
 def tower_of(start: str | Path) -> PreTrainedModel:
-    """A vision tower of the shape of a trained model's, whose weights are read later."""
+    """Build a vision tower of the shape of a trained model's, with random weights.
+
+    Raises:
+        CheckpointError: the folder has no config of such a model.
+    """
     try:
         tower: PreTrainedModel = AutoModel.from_config(AutoConfig.from_pretrained(start).vision_config)
     except (OSError, ValueError, AttributeError) as error:

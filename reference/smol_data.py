@@ -1,7 +1,7 @@
-"""Batches for scenes-smol: one image, pair of images or clip, one prompt and one reply a row.
+"""Batches for scenes-smol: each row has one image, pair of images or clip, one prompt and one reply.
 
-Every batch is new and depends on its seeds alone. A step's rows are of one kind, so that nearly nothing is
-padded, and images of several halve their number, so that steps take equally long.
+Every batch is new and depends on its seeds alone. All rows of a step are of one kind, which avoids padding.
+Steps with pairs or clips have half as many rows, so that all steps take equally long.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 IMAGE = "<image>"
 OPENING, ANSWERING, CLOSING = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n", "<|im_end|>"
 
-#: SmolLM2's own, without its system prompt, which would take longer to read than an image.
+#: The template of SmolLM2 without its system prompt, which has more tokens than an image.
 CHAT_TEMPLATE = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message['role'] + '\\n' }}
@@ -74,12 +74,12 @@ CHAT_TEMPLATE = """\
 """
 
 SHARES = {"caption": 0.2, "question": 0.5, "pair": 0.15, "clip": 0.15}
-"""Shares of the steps that are of a kind; a question teaches a word or two, where a caption teaches ten."""
+"""Share of the steps for each kind. Questions have the largest, because an answer has one or two words."""
 
 FRAMES = 4
 SEVERAL = ("pair", "clip")
-CAPTIONED = 0.5  # of pairs; the others are asked of one of their images
-NO_FULL_STOP = 0.15  # people forget it, and the model should not mind
+CAPTIONED = 0.5  # share of pairs with a caption; the others have a question about one of the images
+NO_FULL_STOP = 0.15  # share of prompts without their last character, since users omit the full stop
 MORE_PROMPTS = {
     "pair": ("describe the two pictures.", "describe both images.", "what is in the two pictures?"),
     "clip": ("describe the clip.", "what happens in the clip?", "what moves?"),
@@ -88,9 +88,13 @@ MORE_PROMPTS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """A prompt about images `[H, W, 3]`, and what is said to it, its end included.
+    """A prompt about images, and its reply.
 
-    `named` are the mentions of objects in the prompt, as `vlm_data.mentions` returns them.
+    Attributes:
+        images: `[H, W, 3]` each.
+        prompt: text of the prompt, without image tokens.
+        reply: text of the reply, with its end token.
+        named: the mentions of objects in the prompt, as `vlm_data.mentions` returns them.
     """
 
     images: Sequence[np.ndarray]
@@ -101,11 +105,14 @@ class Turn:
 
 @dataclass(frozen=True)
 class SpokenBatch(TensorBatch):
-    """Images `[N, 3, 96, 96]` in [-1, 1], tokens `[B, L]` padded on the right, and which of them are learnt.
+    """A batch of prompts and replies about images.
 
-    `learnt` `[B, L]` is True at the tokens of replies, their ends included. `mention_at` `[M, 2]` holds row
-    and position of each mention of objects in a question, and `mention_labels` `[M, len(MENTION_CLASSES)]`
-    its labels.
+    Attributes:
+        pixels: [N, 3, 96, 96] in [-1, 1].
+        tokens: [B, L], padded on the right.
+        learnt: [B, L], True at the tokens of replies, including their end tokens.
+        mention_at: [M, 2] row and position of each mention of objects in a question.
+        mention_labels: [M, len(MENTION_CLASSES)] labels of the mentions.
     """
 
     pixels: Tensor
@@ -117,9 +124,9 @@ class SpokenBatch(TensorBatch):
 
 @dataclass(frozen=True)
 class RepliesBatch(SpokenBatch):
-    """The same, and the replies once more behind words that say what the images show.
+    """A batch that contains each reply twice: given the images, and given a description of them in words.
 
-    `told` and `told_learnt` are what `tokens` and `learnt` are; both hold the same replies.
+    `told` and `told_learnt` correspond to `tokens` and `learnt`, with descriptions in place of the images.
     """
 
     told: Tensor
@@ -129,13 +136,13 @@ class RepliesBatch(SpokenBatch):
 def spoken_batch(
     seeds: np.ndarray, kind: str, tokenizer: PreTrainedTokenizerBase, visual_tokens: int
 ) -> SpokenBatch:
-    """A row for each seed; of several images, for every other one.
+    """Make a row for each seed; for pairs and clips, only for the first half of the seeds.
 
     Args:
-        seeds: of the scenes.
+        seeds: seeds of the scenes.
         kind: a key of `SHARES`.
-        tokenizer: of the model.
-        visual_tokens: of an image.
+        tokenizer: tokenizer of the model.
+        visual_tokens: visual tokens per image.
     """
     chosen = seeds[: max(1, len(seeds) // 2)] if kind in SEVERAL else seeds
     turns = [make_turn(int(seed), kind) for seed in chosen]
@@ -143,7 +150,7 @@ def spoken_batch(
 
 
 def captioned(seed: int, kind: str) -> Turn:
-    """The images of a seed with their only right caption; the prompt is left open."""
+    """Return the images of a seed and their only correct caption, with an empty prompt."""
     if kind == "pair":
         reply = caption_pair(*(caption(sample_scene(one)) for one in (seed, other_seed(seed))))
     elif kind == "clip":
@@ -154,7 +161,7 @@ def captioned(seed: int, kind: str) -> Turn:
 
 
 def make_turn(seed: int, kind: str) -> Turn:
-    """Make a prompt and its only right reply; equal arguments give equal turns."""
+    """Make a prompt and its only correct reply; equal arguments give equal turns."""
     rng = np.random.default_rng([seed, 0x5301])
     place = int(rng.integers(2)) if kind == "pair" else 0
     if kind == "question" or (kind == "pair" and rng.random() >= CAPTIONED):
@@ -171,7 +178,7 @@ def make_turn(seed: int, kind: str) -> Turn:
 
 
 def images_of(kind: str, seed: int) -> list[np.ndarray]:
-    """The images of a seed: one, or a pair, or the frames of a clip."""
+    """Return the images of a seed: one image, a pair, or the frames of a clip."""
     if kind == "clip":
         return list(render_clip(sample_clip(seed, frames=FRAMES)))
     seeds = (seed, other_seed(seed)) if kind == "pair" else (seed,)
@@ -179,19 +186,19 @@ def images_of(kind: str, seed: int) -> list[np.ndarray]:
 
 
 def other_seed(seed: int) -> int:
-    """The seed of the second image of a pair, held out exactly where the first one's is."""
+    """Return the seed of the second image of a pair; it is held out exactly if the first seed is."""
     rng = np.random.default_rng([seed, 0x0783])
     first, last = (0, HELD_OUT_SEEDS.stop) if seed in HELD_OUT_SEEDS else (HELD_OUT_SEEDS.stop, 2**62)
     return int(rng.integers(first, last))
 
 
 def caption_pair(one: str, other: str) -> str:
-    """Two captions in one reply."""
+    """Join two captions to one reply."""
     return f"first: {one} second: {other}"
 
 
 def caption_clip(clip: Clip) -> str:
-    """One sentence with every object, from left to right in the first frame, and where it goes."""
+    """Describe each object of a clip and its movement, from left to right in the first frame."""
     told = [
         f"a {name(thing)} " + ("stays still" if way == "still" else f"moves {way}")
         for thing, way in zip(clip.scene.objects, clip.directions, strict=True)
@@ -200,7 +207,7 @@ def caption_clip(clip: Clip) -> str:
 
 
 def spoken(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, visual_tokens: int) -> SpokenBatch:
-    """Turns as the model reads them, in its chat template."""
+    """Encode turns with the model's chat template."""
     shown = [IMAGE * visual_tokens * len(turn.images) + turn.prompt for turn in turns]
     tokens, learnt = encode(shown, [turn.reply for turn in turns], tokenizer)
     return SpokenBatch(pixels_of(turns), tokens, learnt, *locate(turns, shown, tokenizer))
@@ -209,7 +216,7 @@ def spoken(turns: Sequence[Turn], tokenizer: PreTrainedTokenizerBase, visual_tok
 def locate(
     turns: Sequence[Turn], shown: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Tensor, Tensor]:
-    """Row and position [M, 2] of the last token of each mention of turns, and its labels [M, 8]."""
+    """Return the row and position [M, 2] of the last token of each mention, and the labels [M, 8]."""
     asked = tokenizer([OPENING + text for text in shown], add_special_tokens=False)
     places, labels = [], []
     for row, (turn, text) in enumerate(zip(turns, shown, strict=True)):
@@ -224,7 +231,7 @@ def locate(
 def encode(
     prompts: Sequence[str], replies: Sequence[str], tokenizer: PreTrainedTokenizerBase
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [B, L] of prompts with their replies, and which of them are the replies': bool [B, L]."""
+    """Return the tokens [B, L] of prompts and replies, and a mask [B, L] of the tokens of replies."""
     asked = tokenizer([OPENING + prompt + ANSWERING for prompt in prompts], add_special_tokens=False)
     said = tokenizer(list(replies), add_special_tokens=False)
     rows, learnt = [], []
@@ -236,6 +243,6 @@ def encode(
 
 
 def pixels_of(turns: Sequence[Turn]) -> Tensor:
-    """All images of turns `[N, 3, H, W]` in [-1, 1]."""
+    """Return all images of turns as `[N, 3, H, W]` in [-1, 1]."""
     images = np.stack([image for turn in turns for image in turn.images])
     return rearrange(torch.from_numpy(images), "n h w c -> n c h w").float().div_(127.5).sub_(1).contiguous()

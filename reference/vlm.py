@@ -1,8 +1,8 @@
-"""Training of the reference vision-language models: the tower on dense labels, then all on conversations.
+"""Training of the reference vision-language models: the vision tower on dense labels, then the whole model.
 
-Dense labels that hold each object's rank in reading order teach the binding of attributes to objects in
-minutes, which captions alone take far longer to teach. Every batch is made of new scenes, so nothing can be
-memorised.
+The second stage trains on conversations. Dense labels contain each object's rank in reading order, and teach
+the binding of attributes to objects in minutes; captions alone take far longer. Every batch has new scenes,
+so the model cannot memorise any.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from reference.vlm_model import (
 __all__ = ["train_vlm"]
 
 TOWER, CONVERSATIONS = 0, 1
-TOWER_FACTOR = 0.3  # the tower has learnt what it needs before the decoder starts
+TOWER_FACTOR = 0.3  # of the learning rate: the tower is trained before the decoder starts
 CHECK_SCENES = 64
 DEFAULT_MINUTES = 56.0
 
@@ -52,23 +52,27 @@ def train_vlm(
 ) -> Path:
     """Train a reference vision-language model and save it as a standard transformers folder.
 
-    Runs on whatever `accelerate launch` gives it: a CPU, one GPU or several.
+    Runs on a CPU, or on one or several GPUs through `accelerate launch`.
 
     Args:
         out: the folder to write.
-        size: "base", "small" (the draft), "hybrid" (a Qwen3.5), "tiny" or "tiny-hybrid" (for tests).
-        tower_share: part of the training that goes to the vision tower alone; None is what its size needs.
-        tower_from: a trained folder whose tower is taken over and frozen; the tower is then not trained.
-        how: see `RunOptions`; by default 56 minutes, the schedule included, of 32 scenes a step and
-            process; twice as many for the tower, half as many with descriptions.
+        size: a key of `SHAPES_BY_SIZE`, such as "base", "small" (the draft model) or "hybrid" (a Qwen3.5).
+        tower_share: share of the training that goes to the vision tower alone; None for the default of the
+            size.
+        tower_from: a trained folder whose tower is copied and frozen; the tower is then not trained.
+        how: see `RunOptions`; by default 56 minutes, with 32 scenes per step and process. Steps of the tower
+            have twice as many scenes, steps with descriptions half as many.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
+
+    Raises:
+        InputError: the size is unknown, or the tower of `tower_from` has another shape.
     """
     check_known("size", size, SHAPES_BY_SIZE)
     shape = SHAPES_BY_SIZE[size]
     if tower_share is None:
-        # a tower that stays as it is afterwards has to learn all at once
+        # the tower of a hybrid is frozen in the second stage, so it needs more steps in the first
         tower_share = 0.33 if shape.hybrid else 0.2
     out = Path(out)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=32)
@@ -80,7 +84,7 @@ def train_vlm(
     if training.stage == TOWER:
         training.train(_tower_stage(training, model), tower_share)
         training.stage = CONVERSATIONS
-    # the hybrid's merger learns with the decoder, so that its tower can stay as it is
+    # the merger of a hybrid is trained with the decoder, so its tower can be frozen
     frozen = tower_from is not None or shape.hybrid
     stage = _conversation_stage(training, model, processor, frozen_tower=frozen)
     training.train(stage, 1 - tower_share)
@@ -119,7 +123,7 @@ def _conversation_stage(
 
     def make(step: int) -> ConversationBatch:
         describes = step % 4 == 3
-        # Descriptions make a conversation twice as long: half as many keep the steps equally long.
+        # Conversations with descriptions are twice as long; half as many keep the step time constant.
         process, count = training.accelerator.process_index, training.batch_size
         seeds = training_seeds(training.seed, CONVERSATIONS, step, process, count)
         seeds = seeds[: max(1, count // 2)] if describes else seeds

@@ -1,12 +1,12 @@
 """Batches of scenes: dense labels for the vision tower, and packed conversations for the whole model.
 
-Every batch is new and depends on its seeds alone, so a resumed run sees what an uninterrupted one would have
-seen.
+Every batch is new and depends on its seeds alone, so that a resumed run has the same data as an uninterrupted
+one.
 
-Conversations carry labels of the objects that questions mention, as the dense labels of the tower. To answer
-"what colour is the star?" a decoder has to find the star first, and then its colour. The answer alone teaches
-the first step slowly, since nothing rewards it without the second; a label at the word "star" does so within
-minutes (answers right on held-out scenes: 71 % before these labels, 77 % fifty steps later).
+Conversations include labels of the objects that questions mention. To answer "what colour is the star?", a
+decoder must first find the star, then its colour. The answer alone teaches the first step slowly. A label at
+the word "star" teaches it within minutes (correct answers on held-out scenes: 71 % before these labels, 77 %
+fifty steps later).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MENTION_CLASSES = {
     "rank": MAX_OBJECTS,
     "count": 1 + MAX_OBJECTS,
 }
-"""Number of classes of each label of a mention; all but the count only where it means exactly one object."""
+"""Number of classes of each label of a mention. Only `count` is known unless a mention means one object."""
 
 IGNORED = -100
 _SHAPE, _COLOUR, _PLURAL = ("|".join(words) for words in (SHAPES, COLOURS, PLURALS.values()))
@@ -81,10 +81,11 @@ _TOKEN = re.compile(r"[a-z]+|[^a-z\s]")
 
 
 def mentions(scene: Scene, text: str) -> list[tuple[int, list[int]]]:
-    """The mentions of objects in a question.
+    """Find the mentions of objects in a question.
 
     Returns:
-        For each the index of its last character in the text, and a label for each of `MENTION_CLASSES`.
+        For each mention the index of its last character in the text, and a label for each of
+        `MENTION_CLASSES`.
     """
     return [
         (match.end() - 1, _labels(scene, _meant(scene, match.group()))) for match in _MENTION.finditer(text)
@@ -112,7 +113,7 @@ def _labels(scene: Scene, meant: list[int]) -> list[int]:
 
 
 def attribute_labels(thing: SceneObject) -> list[int]:
-    """The index of each of an object's `ATTRIBUTES`."""
+    """Return the index of each of an object's `ATTRIBUTES`."""
     return [values.index(getattr(thing, name)) for name, values in ATTRIBUTES.items()]
 
 
@@ -121,12 +122,12 @@ PATCH_CLASSES = {
     "rank": 1 + MAX_OBJECTS,
     "background": len(BACKGROUNDS),
 }
-"""Number of classes of each dense label; class 0 means that no object covers the patch."""
+"""Number of classes of each dense label. Class 0 means that no object covers the patch."""
 
-COVERED = 0.2  # of a patch's pixels, from which on it belongs to an object
-QUESTIONS_PER_SCENE = 12  # answers about objects named by an attribute are the slowest thing to learn
+COVERED = 0.2  # a patch belongs to an object that covers at least this share of its pixels
+QUESTIONS_PER_SCENE = 12  # many, because answers about objects named by an attribute are learnt last
 WEIGHTS = {"caption": 1.0, "question": 4.0, "description": 0.5}
-"""Weight of a learnt token: answers are short and lag behind captions, descriptions repeat themselves."""
+"""Weight of a learnt token. Answers are short and learnt slowly; descriptions are repetitive."""
 
 
 @dataclass(frozen=True)
@@ -139,12 +140,16 @@ class PatchBatch(TensorBatch):
 
 @dataclass(frozen=True)
 class ConversationBatch(TensorBatch):
-    """Images `[B, 3, 96, 96]`, tokens `[B, L]`, and what is learnt of them.
+    """Conversations about B images, with T answers and M mentions of objects in questions.
 
-    `weights` is 0 where the token is not part of an answer; `turns` numbers the answers of the whole batch
-    from 0 (-1 elsewhere), and `kinds[turn]` is the index of the turn's kind in `WEIGHTS`. Padding is on the
-    right, where causal attention never looks. `mention_at` holds row and position of each mention of objects
-    in a question, and `mention_labels` its labels `[mentions, len(MENTION_CLASSES)]`.
+    Attributes:
+        pixels: [B, 3, 96, 96] in [-1, 1].
+        tokens: [B, L], padded on the right, where causal attention ignores the padding.
+        weights: [B, L] of the tokens in the loss; 0 outside answers.
+        turns: [B, L] index of the answer that a token belongs to; -1 outside answers.
+        kinds: [T] index of each answer's kind in `WEIGHTS`.
+        mention_at: [M, 2] row and position of each mention.
+        mention_labels: [M, len(MENTION_CLASSES)] labels of each mention.
     """
 
     pixels: torch.Tensor
@@ -158,7 +163,7 @@ class ConversationBatch(TensorBatch):
 
 @dataclass
 class _Part:
-    """A stretch of a conversation: a prompt (`kind` None) with its mentions, or an answer of some kind."""
+    """Part of a conversation: a prompt (`kind` is None) with its mentions, or an answer of some kind."""
 
     row: int
     text: str
@@ -169,13 +174,13 @@ class _Part:
 def patch_batch(
     seeds: np.ndarray, patch: int, *, size: int = CANVAS, profile: SceneProfile = GENERAL
 ) -> PatchBatch:
-    """Scenes with the shape, colour, size, pattern and reading-order rank of the object on each patch.
+    """Make images of scenes, with labels of the object on each patch; see `PATCH_CLASSES`.
 
     Args:
-        seeds: of the scenes.
+        seeds: seeds of the scenes.
         patch: side of a patch in pixels.
         size: side of the images in pixels.
-        profile: of the scenes.
+        profile: distribution of the scenes.
     """
     scenes = [sample_scene(int(seed), profile=profile) for seed in seeds]
     labels = np.stack([patch_labels(scene, patch, size) for scene in scenes])
@@ -190,7 +195,7 @@ def conversation_batch(
     with_description: bool,
     asked: int = QUESTIONS_PER_SCENE,
 ) -> ConversationBatch:
-    """One image and one conversation for each seed: a caption, `asked` questions and maybe a description."""
+    """Make a conversation about an image for each seed: a caption, `asked` questions, maybe a description."""
     scenes = [sample_scene(int(seed)) for seed in seeds]
     parts: list[_Part] = []
     for row, (seed, scene) in enumerate(zip(seeds, scenes, strict=True)):
@@ -210,7 +215,7 @@ def _opening(
     row: int, prompt: str, named: list[tuple[int, list[int]]], visual_tokens: int, *, image_last: bool
 ) -> _Part:
     image = IMAGE * visual_tokens
-    if image_last:  # nothing is known of an object before the image is seen
+    if image_last:  # without mentions, because their states do not depend on the image
         return _Part(row, BOS + USER + prompt + image + ASSISTANT)
     return _Part(row, BOS + USER + image + prompt + ASSISTANT, None, _moved(named, 2 + visual_tokens))
 
@@ -231,7 +236,7 @@ def _turns(
     if with_description:
         turns.append(("description", str(rng.choice(DESCRIPTION_PROMPTS)), describe(scene)))
     shuffled = [turns[index] for index in rng.permutation(len(turns))]
-    # People forget the full stop; the model should not mind.
+    # Users often omit the full stop.
     return [
         (kind, prompt[:-1] if rng.random() < 0.15 else prompt, answer) for kind, prompt, answer in shuffled
     ]
@@ -270,7 +275,7 @@ def _pack(pixels: torch.Tensor, encoded: list[list[int]], parts: list[_Part], pa
 
 
 def patch_labels(scene: Scene, patch: int, size: int = CANVAS) -> np.ndarray:
-    """Labels of all patches in raster order: int64 `[patches, len(PATCH_CLASSES)]`."""
+    """Return the labels of all patches in raster order: int64 `[patches, len(PATCH_CLASSES)]`."""
     masks = object_masks(scene, size)
     pixels = rearrange(masks, "n (rows y) (columns x) -> n (rows columns) (y x)", y=patch, x=patch)
     shares = pixels.mean(axis=-1)

@@ -1,4 +1,4 @@
-"""The reference vision-language models: their shapes, vision towers, and the two losses of their training."""
+"""The reference vision-language models: their shapes, vision towers and losses."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ ReferenceVLM = LlavaForConditionalGeneration | HybridVLM
 
 @dataclass(frozen=True, slots=True)
 class VisionTower:
-    """The vision tower of a reference model, and the sizes that data are made to.
+    """The vision tower of a reference model, and the sizes that its training data depend on.
 
     Attributes:
-        module: reads images.
-        name: of its parameters, in the model's.
-        width: of its states.
+        module: the tower.
+        name: text that the names of its parameters in the model contain.
+        width: width of its states.
         patch: side of a patch in pixels.
-        image_token: id of a visual token's placeholder.
-        visual_tokens: of an image of the reference size.
+        image_token: id of the placeholder of a visual token.
+        visual_tokens: visual tokens per image of the reference size.
     """
 
     module: nn.Module
@@ -72,7 +72,7 @@ class VisionTower:
 
 
 def tower_of(vlm: ReferenceVLM, size: int) -> VisionTower:
-    """Describe the tower of a model for square images of `size` pixels."""
+    """Return the tower of a model, for images of `size` x `size` pixels."""
     vision: Any = vlm.config.vision_config
     patches = (size // vision.patch_size) ** 2
     if isinstance(vlm, HybridVLM):
@@ -90,12 +90,12 @@ def tower_of(vlm: ReferenceVLM, size: int) -> VisionTower:
 
 
 def tower_parameters(tower: nn.Module) -> list[nn.Parameter]:
-    """Parameters that make the states of patches; a merger behind them is the decoder's."""
+    """Return the parameters of a tower without its merger, which is trained with the decoder."""
     return [tensor for name, tensor in tower.named_parameters() if not name.startswith("merger.")]
 
 
 def patch_states(tower: nn.Module, pixels: Tensor) -> Tensor:
-    """States [B, patches, d] of the patches of images [B, 3, size, size], in raster order."""
+    """Return the states [B, patches, d] of the patches of images [B, 3, size, size], in raster order."""
     if not isinstance(tower, Qwen3_5VisionModel):
         states: Tensor = tower(pixels).last_hidden_state[:, 1:]
         return states
@@ -111,13 +111,13 @@ def patch_states(tower: nn.Module, pixels: Tensor) -> Tensor:
         t=config.temporal_patch_size,
     )
     sizes = torch.tensor([[1, grid, grid]] * len(pixels), device=pixels.device)
-    # the merger is left out: its input is read
+    # the last hidden state is the input of the merger
     states = tower(patches, sizes).last_hidden_state
     return in_raster_order(states, len(pixels), config.spatial_merge_size)
 
 
 def in_raster_order(states: Tensor, images: int, merge: int) -> Tensor:
-    """States of square images block by block [B * patches, d] -> row by row [B, patches, d]."""
+    """Reorder states of square images from block order [B * patches, d] to raster order [B, patches, d]."""
     blocks = int((len(states) // images) ** 0.5) // merge
     return rearrange(
         states,
@@ -131,7 +131,7 @@ def in_raster_order(states: Tensor, images: int, merge: int) -> Tensor:
 
 
 def visual_tokens(vlm: ReferenceVLM, states: Tensor) -> Tensor:
-    """Visual tokens [B * n, D] of patches' states [B, patches, d] in raster order."""
+    """Return the visual tokens [B * n, D] of the states of patches [B, patches, d] in raster order."""
     if not isinstance(vlm, HybridVLM):
         projected: Tensor = vlm.model.multi_modal_projector(states)
         return projected.flatten(0, 1)
@@ -152,7 +152,7 @@ def visual_tokens(vlm: ReferenceVLM, states: Tensor) -> Tensor:
 
 
 def positions(vlm: ReferenceVLM, tokens: Tensor, size: int) -> Tensor | None:
-    """Position ids of conversations [B, L] with one image each; None where they are counted."""
+    """Return position ids of conversations [B, L] with one image each; None for consecutive positions."""
     if not isinstance(vlm, HybridVLM):
         return None
     vision: Any = vlm.config.vision_config
@@ -175,8 +175,9 @@ class ModelShape:
     """Widths and depths of one size of reference model.
 
     Attributes:
-        head_width: of the decoder.
-        hybrid: a Qwen3.5, three layers of four with a recurrent state, instead of a LLaVA.
+        head_width: width of the decoder's attention heads.
+        hybrid: whether the model is a Qwen3.5, with a recurrent state in three of four layers, and not a
+            LLaVA.
     """
 
     tower_width: int
@@ -197,11 +198,12 @@ SHAPES_BY_SIZE = {
         tower_width=32, tower_layers=1, decoder_width=32, decoder_layers=4, hybrid=True
     ),
 }
-"""The reference model, its draft, one for tests, one of 115 M parameters for GPUs, and the hybrid ones."""
+"""Shapes of the reference model, its draft model, a model for tests, a model of 115 M parameters for GPUs,
+and the hybrid models."""
 
 
 def build_model(shape: ModelShape, processor: LlavaProcessor | Qwen3VLProcessor) -> ReferenceVLM:
-    """A model with random weights that fits the processor."""
+    """Build a model with random weights for a processor."""
     tokenizer = processor.tokenizer
     ids: dict[str, Any] = {
         "bos_token_id": tokenizer.bos_token_id,
@@ -279,7 +281,7 @@ def _hybrid(shape: ModelShape, processor: Qwen3VLProcessor, ids: dict[str, Any])
         linear_key_head_dim=head,
         linear_value_head_dim=head,
         max_position_embeddings=MAX_LENGTH,
-        # of 32 dims, half of which turn: 8 frequencies for time, height and width
+        # half of the 32 dimensions are rotated: 8 frequencies for time, height and width
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10000.0,
@@ -304,7 +306,7 @@ def _hybrid(shape: ModelShape, processor: Qwen3VLProcessor, ids: dict[str, Any])
 
 
 class PatchLoss(nn.Module):
-    """Mean cross entropy of the dense labels, read from the tower by one linear layer each."""
+    """Mean cross entropy of the dense labels. One linear layer per label reads the states of the tower."""
 
     def __init__(self, tower: nn.Module, width: int, heads: nn.ModuleDict | None = None) -> None:
         super().__init__()
@@ -312,7 +314,7 @@ class PatchLoss(nn.Module):
         self.heads = heads or label_heads(width, PATCH_CLASSES)
 
     def forward(self, batch: PatchBatch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """The loss, and each label's accuracy over the patches on objects (background: over all)."""
+        """Return the loss, and the accuracy of each label over patches of objects (`background`: all)."""
         states = patch_states(self.tower, batch.pixels)
         loss = states.new_zeros((), dtype=torch.float32)
         accuracies = {}
@@ -327,13 +329,13 @@ class PatchLoss(nn.Module):
 
 
 class ConversationLoss(nn.Module):
-    """Weighted cross entropy of the answers in packed conversations, and of what mentions of objects mean.
+    """Weighted cross entropy of the answers in packed conversations, and of the labels of mentions.
 
-    Mentions are read half-way up the decoder by one linear layer for each label, so that the layers above can
-    use what has been found.
+    One linear layer per label reads the states of mentions in the middle layer of the decoder, so that later
+    layers can use the result.
 
-    The forward pass is that of the model's class, spelt out so that logits are computed only where something
-    is learnt, and so that a frozen tower costs no backward pass.
+    The forward pass repeats that of the model's class, but computes logits only at learnt tokens, and no
+    gradients of a frozen tower.
     """
 
     def __init__(self, vlm: ReferenceVLM, *, frozen_tower: bool = False) -> None:
@@ -348,7 +350,7 @@ class ConversationLoss(nn.Module):
             parameter.requires_grad_(not frozen_tower)
 
     def forward(self, batch: ConversationBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and whether each learnt token would have been the greedy choice: bool `[learnt]`."""
+        """Return the loss, and whether each learnt token is the greedy choice: bool `[learnt]`."""
         model = self.vlm.model
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen_tower):
             states = patch_states(self.tower.module, batch.pixels)
@@ -376,7 +378,7 @@ class ConversationLoss(nn.Module):
 def label_loss(
     states: torch.Tensor, labels: torch.Tensor, heads: nn.ModuleDict
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean cross entropy and accuracy of labels [..., heads] that are not `IGNORED`."""
+    """Return mean cross entropy and accuracy of the labels [..., heads] that are not `IGNORED`."""
     loss, right = states.new_zeros((), dtype=torch.float32), []
     for index, head in enumerate(heads.values()):
         logits, wanted = head(states).float(), labels[..., index]
@@ -390,7 +392,7 @@ def label_loss(
 
 
 def exact_answers(batch: ConversationBatch, right: torch.Tensor) -> torch.Tensor:
-    """Mark the answers that greedy decoding would get entirely right: bool `[turns]`."""
+    """Return which answers greedy decoding gives without an error: bool `[turns]`."""
     turns = batch.turns[:, 1:][batch.weights[:, 1:] > 0]
     exact = torch.ones(len(batch.kinds), dtype=torch.bool, device=right.device)
     exact[turns[~right]] = False

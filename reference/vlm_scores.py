@@ -1,6 +1,6 @@
-"""Scores of a vision-language model on held-out scenes, where every answer is right or wrong.
+"""Scores of a vision-language model on held-out scenes. Every answer is either right or wrong.
 
-Uses plain transformers `generate`, so that any model of the family can be scored, ours or not.
+The scores use plain transformers `generate`, so that any model with the same interface can be scored.
 """
 
 from __future__ import annotations
@@ -65,23 +65,30 @@ def score_vlm(
     batch_size: int = 50,
     device: str | torch.device | None = None,
 ) -> dict[str, Any]:
-    """Ask a model for a caption, four answers and a description of each of many held-out scenes, greedily.
+    """Score the captions, answers and descriptions of a model for held-out scenes, by greedy decoding.
 
     Args:
-        model_folder: what `from_pretrained` takes.
-        scenes: how many scenes; they have the seeds `seed`, `seed + 1`, and so on.
+        model_folder: a folder that `from_pretrained` loads.
+        scenes: number of scenes, with the seeds `seed`, `seed + 1`, ...
         seed: first seed, within `HELD_OUT_SEEDS`.
-        descriptions: whether to ask for descriptions too, which takes most of the time.
-        several: whether to ask for captions of pairs of images and of clips too.
-        stories: whether to ask for stories and the like too, with the image and told of it in words.
-        batch_size: prompts in one `generate` call.
-        device: a GPU where there is one by default, else the CPU.
+        descriptions: whether to score descriptions too, which takes most of the time.
+        several: whether to score captions of pairs of images and of clips too.
+        stories: whether to score stories too, once given the image and once a description in words.
+        batch_size: prompts per `generate` call.
+        device: the default is a GPU if there is one, else the CPU.
 
     Returns:
-        Shares between 0 and 1: `captions`, `descriptions`, `pairs` and `clips` that are right to the word,
-        `answers`, `answers_by_kind`, `attributes` (of all objects, as read from the captions), `count`,
-        `background`; `stories` and `told_stories`, of the things that are shown the share whose colour and
-        shape these name; then `scenes`, `questions`, `seed`, `device` and `seconds`.
+        Shares between 0 and 1:
+
+        - `captions`, `descriptions`, `pairs` and `clips` without an error.
+        - `answers` and `answers_by_kind` that are right.
+        - `attributes` of all objects, `count` and `background` that the captions name correctly.
+        - objects whose colour and shape `stories` and `told_stories` (from descriptions) name.
+
+        Further `scenes`, `questions`, `seed`, `device` and `seconds`.
+
+    Raises:
+        InputError: a scene is not held out.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
         rule = f"must keep all scenes within the held-out seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
@@ -126,7 +133,7 @@ def score_vlm(
 
 
 class _Reader:
-    """A loaded model that replies to prompts about scenes, in batches of one kind."""
+    """A loaded model that replies to batches of prompts about scenes."""
 
     def __init__(self, folder: str | Path, device: torch.device, batch_size: int) -> None:
         self.processor = with_own_tokenizer(AutoProcessor.from_pretrained(folder), str(folder))
@@ -136,7 +143,7 @@ class _Reader:
         self.batch_size = batch_size
 
     def read(self, kind: str, tasks: Sequence[tuple[Sequence[np.ndarray], str]]) -> list[str]:
-        """The model's replies to images with their prompts, as text."""
+        """Return the text of the model's replies to images and prompts, which are all of one kind."""
         replies: list[str] = []
         with tqdm(total=len(tasks), desc=f"replies: {kind}") as bar:
             for start in range(0, len(tasks), self.batch_size):
@@ -165,7 +172,7 @@ def _held_out_questions(scene: Scene) -> list[Question]:
 
 
 def _score_parts(captions: list[str], scenes: list[Scene]) -> dict[str, Any]:
-    """Score the single facts of captions; one that cannot be parsed is wrong in all of them."""
+    """Score the single facts of captions. All facts of a caption that cannot be parsed count as wrong."""
     counts, backgrounds = [], []
     attributes: dict[str, list[bool]] = {name: [] for name in ATTRIBUTES}
     for text, scene in zip(captions, scenes, strict=True):
@@ -185,7 +192,7 @@ def _score_parts(captions: list[str], scenes: list[Scene]) -> dict[str, Any]:
 
 
 def named(texts: Sequence[str], scenes: Sequence[Scene]) -> float:
-    """Share of the things in scenes whose colour and shape a text about them names."""
+    """Return the share of the objects in scenes whose colour and shape the text about their scene names."""
     found = []
     for text, scene in zip(texts, scenes, strict=True):
         words = set(re.findall(r"[a-z]+", text.lower()))

@@ -1,7 +1,8 @@
-"""The image tokenizer and its training: on pixels first, then also on the attribute reader's features.
+"""The image tokenizer and its training, on pixels and optionally on the features of the attribute reader.
 
-Squared error of pixels alone blurs just what tells a star from a cross, and dots from stripes. Codes are the
-nearest by angle; they are running means, and dead ones are drawn anew.
+The squared error of pixels alone blurs the details that distinguish a star from a cross, or dots from
+stripes. A latent is quantised to the nearest code by angle. Codes are running means, and dead codes are
+replaced.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ __all__ = [
     "train_vq",
 ]
 
-FEATURE_WEIGHT = 0.08  # makes the error of the features about as large as that of the pixels
+FEATURE_WEIGHT = 0.08  # makes the error of features about as large as the error of pixels
 
 
 class ImageError:
     """Squared error of the pixels, and of the reader's features if there is a reader.
 
-    It is no module, so that a learner that holds it neither trains nor saves the reader.
+    The class is not a module, so that learners do not train or save the reader.
 
     Args:
-        reader: compares images as the judge will; None for pixels alone.
+        reader: the reader whose features are compared; None for pixels only.
     """
 
     def __init__(self, reader: AttributeReader | None = None) -> None:
         self.reader = None if reader is None else reader.eval().requires_grad_(False)
 
     def __call__(self, drawn: Tensor, batch: PixelBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of images [B, 3, H, W], and figures: squared error of the pixels, of the features."""
+        """Return the loss of images [B, 3, H, W], and figures: squared errors of pixels and features."""
         real = batch.pixels
         loss = ((drawn - real).square() * batch.weights).mean() / batch.weights.mean()
         figures = {"mse": F.mse_loss(drawn, real)}
@@ -65,7 +66,7 @@ class ImageError:
 
 
 def _feature_error(reader: AttributeReader, drawn: Tensor, real: Tensor) -> Tensor:
-    """Mean squared distance of the states after every layer, each in units of its own spread."""
+    """Return the mean squared distance of the states after each layer, divided by the layer's variance."""
     with torch.no_grad():
         wanted = reader.tower(real, output_hidden_states=True).hidden_states[1:]
     seen = reader.tower(drawn, output_hidden_states=True).hidden_states[1:]
@@ -73,19 +74,19 @@ def _feature_error(reader: AttributeReader, drawn: Tensor, real: Tensor) -> Tens
     return torch.stack(errors).mean()
 
 
-DECAY = 0.95  # of the running means, a step
-DEAD = 0.2  # of the mean use of a code, below which it is drawn anew
+DECAY = 0.95  # of the running means, per step
+DEAD = 0.2  # a code with less than this share of the mean use is replaced
 COMMITMENT = 0.25
 
 VQ_SHAPES: dict[str, dict[str, Any]] = {
     "base": {"block_out_channels": (24, 48, 128), "norm_num_groups": 8, "num_vq_embeddings": 1024},
     "tiny": {"block_out_channels": (8, 8, 8), "norm_num_groups": 4, "num_vq_embeddings": 64},
 }
-"""Both have 4 x 4 pixels a token and codes of width 8."""
+"""In both sizes a token has 4 x 4 pixels, and a code has 8 channels."""
 
 
 def build_vq(size: str = "base") -> VQModel:
-    """A tokenizer with random weights."""
+    """Build an image tokenizer with random weights."""
     shape = VQ_SHAPES[size]
     levels = len(shape["block_out_channels"])
     vq: VQModel = VQModel(
@@ -101,14 +102,14 @@ def build_vq(size: str = "base") -> VQModel:
 
 
 class Reconstruction(nn.Module):
-    """Squared error of the images (see `ImageError`), and of the commitment.
+    """Squared error of the images (see `ImageError`), and the commitment loss.
 
-    The codebook is not learnt by gradients: each code is the mean direction of the latents that chose it,
-    with a memory of about twenty steps. Codes that hardly any latent chooses are put where a latent is.
+    The codebook is not trained by gradients. Each code is the mean direction of the latents quantised to it,
+    a running mean over about twenty steps. Rarely used codes are replaced by latents of the batch.
 
     Args:
-        vq: the tokenizer; its codebook is kept normalised.
-        reader: compares images as the judge will; None for pixels alone.
+        vq: the image tokenizer; its codebook stays normalised.
+        reader: the reader whose features are compared too; None for pixels only.
     """
 
     uses: Tensor
@@ -121,14 +122,14 @@ class Reconstruction(nn.Module):
         codebook = vq.quantize.embedding.weight
         codebook.requires_grad_(False)
         codebook.copy_(F.normalize(codebook, dim=-1))
-        # With no use at all, every code is drawn from the latents of the first step.
+        # A use of 0 makes the first step replace every code by a latent.
         self.register_buffer("uses", torch.zeros(len(codebook)))
         self.register_buffer("sums", codebook.detach().clone())
         self.register_buffer("moves", torch.zeros((), dtype=torch.long))
         self.image_error = ImageError(reader)
 
     def forward(self, batch: PixelBatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and figures: squared error of the pixels, of the features, codes in use, perplexity."""
+        """Return the loss, and figures: squared errors of pixels and features, codes in use, perplexity."""
         latents = F.normalize(self.vq.encode(batch.pixels).latents, dim=1)
         codebook = self.vq.quantize.embedding.weight
         flat = rearrange(latents.detach(), "b width rows columns -> (b rows columns) width")
@@ -152,7 +153,7 @@ class Reconstruction(nn.Module):
     @torch.no_grad()
     def _move_codes(self, flat: Tensor, chosen: Tensor, counts: Tensor) -> None:
         sums = torch.zeros_like(self.sums).index_add_(0, chosen, flat)
-        # A generator of its own, so that a resumed run draws what an uninterrupted one would have drawn.
+        # Seeded by the step, so that a resumed run draws the same numbers as an uninterrupted one.
         generator = torch.Generator().manual_seed(int(self.moves))
         spare = flat[torch.randint(len(flat), (len(counts),), generator=generator).to(flat.device)]
         self.moves += 1
@@ -173,7 +174,7 @@ WEIGHTS = "diffusion_pytorch_model.safetensors"
 CHECK_SCENES = 64
 DEFAULT_MINUTES = 25.0
 STAGE = 8
-OBJECT_WEIGHT = 3.0  # objects cover a fifth of an image and are all that a caption is about
+OBJECT_WEIGHT = 3.0  # captions describe the objects, which cover only a fifth of an image
 
 
 @flush_subnormals()
@@ -185,31 +186,32 @@ def train_vq(
     size: str = "base",
     **how: Unpack[RunOptions],
 ) -> Path:
-    """Train an image tokenizer (4 x 4 pixels a token) and save it as a folder of diffusers' `VQModel`.
+    """Train an image tokenizer (4 x 4 pixels per token) and save it as a folder of diffusers' `VQModel`.
 
     Args:
         out: the folder to write.
-        reader: a folder that `train_reader` wrote; its features are compared too. None: pixels alone.
-        start: a trained tokenizer to begin with, instead of random weights.
+        reader: a folder of `train_reader`, whose features are compared too; None for pixels only.
+        start: a trained image tokenizer to start from, instead of random weights.
         size: "base", or "tiny" (for tests).
-        how: see `RunOptions`; by default 25 minutes, of 16 images a step and process.
+        how: see `RunOptions`; by default 25 minutes, with 16 images per step and process.
 
     Returns:
-        The folder. Its `training.json` records how it was made.
+        The folder. Its `training.json` records the training.
 
     Raises:
-        InputError: an argument that is not allowed, or weights are to be sharded.
+        InputError: the size is unknown, or `accelerate launch` shards the weights (FSDP 2).
+        CheckpointError: `reader`, `start` or the state to resume from is missing or does not fit.
     """
     check_known("size", size, VQ_SHAPES)
     training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16)
     judge, accelerator = None if reader is None else load_reader(reader), training.accelerator
     if accelerator.is_fsdp2:
-        rule = "cannot shard weights: codes are assigned without gradients, and FSDP would lose them"
+        rule = "cannot shard weights, because FSDP would lose the codes, which have no gradients"
         raise InputError("accelerate launch", accelerator.distributed_type.value, rule)
     vq = build_vq(size)
     before = taken_over(
         start,
-        "a tokenizer that `python -m reference train vq` wrote, of the same size",
+        "an image tokenizer of the same size that `python -m reference train vq` wrote",
         lambda folder: vq.load_state_dict(
             VQModel.from_pretrained(folder, torch_dtype=torch.float32).state_dict()
         ),
@@ -224,7 +226,7 @@ def train_vq(
 def train_pixels(
     training: Training, learner: Any, batch: Callable[[np.ndarray], PixelBatch], stage: int, **rates: Any
 ) -> None:
-    """Train a learner of images, whose `image_error` may hold a reader, on fresh scenes."""
+    """Train a learner that has an `image_error`, such as `Reconstruction`; see `train_on_scenes`."""
     judge: AttributeReader | None = learner.image_error.reader
     if judge is not None:
         judge.to(training.accelerator.device)
@@ -234,14 +236,17 @@ def train_pixels(
 
 
 def save_vq(vq: VQModel, folder: Path, training: dict[str, Any]) -> None:
-    """Save in half precision, with the codebook on its own, as `mmspec convert` does, and the record."""
+    """Save an image tokenizer in half precision, its codebook in a separate file, and the record.
+
+    The layout is that of `mmspec convert`.
+    """
     save_pixels(vq, folder, training)
     codebook = vq.quantize.embedding.weight.detach().to("cpu", torch.float16).contiguous()
     save_file({"codebook": codebook.clone()}, folder / "raw_codebook.safetensors")
 
 
 def save_pixels(model: VQModel | AutoencoderKL, folder: Path, training: dict[str, Any]) -> None:
-    """Save a model of diffusers in half precision, with the record."""
+    """Save a diffusers model in half precision, with the record."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_config(folder)
     save_file(half_precision(model), folder / WEIGHTS, metadata={"format": "pt"})

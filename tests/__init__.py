@@ -1,1 +1,1 @@
-"""Tests; a regular package, so that no installed package of this name comes before it."""
+"""Tests. This is a regular package, so that it takes precedence over installed packages of this name."""

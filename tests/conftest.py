@@ -1,4 +1,4 @@
-"""Set-up of every test run: no network, one thread a process, random order, no GPU tests without a GPU."""
+"""Set-up of every test run: no network, one thread per process, random order, no GPU tests without a GPU."""
 
 import gc
 import importlib.util
@@ -9,7 +9,7 @@ from typing import Any
 
 # Set before any test imports the libraries that read them.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny models gain nothing from more; xdist fills the cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # more threads do not help tiny models; xdist uses the cores
 
 import pytest
 
@@ -20,7 +20,7 @@ if not os.path.exists("/dev/nvidia0"):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Spare the garbage collector the imports of all tests: it would walk through them again and again."""
+    """Exclude the objects of all imports from garbage collection, which would traverse them repeatedly."""
     gc.disable()
     try:
         return (yield)
@@ -29,7 +29,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is marked as slow
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects slow tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark all but every n-th case of a test that is marked `every(n)` as slow."""
     cases = defaultdict[tuple[str, int], list[pytest.Item]](list)
@@ -58,7 +58,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 
 @pytest.fixture(scope="session", autouse=True)
 def chosen_by_cost() -> Generator[Any]:
-    """Let drafts keep their size where nothing else is asked for: what rounds cost differs from run to run.
+    """Fix the draft length by default, because measured round times differ from run to run.
 
     Gives `Accelerator.is_paced` as it is, for tests of it.
     """

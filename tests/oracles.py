@@ -1,6 +1,6 @@
-"""Drafters for tests: right by construction, wrong by construction, random shapes, honest samplers.
+"""Drafters for tests: always right, always wrong, with random shapes, or sampled from a stated q.
 
-None of them is any use to a user; together they drive the loop through every kind of draft (point, coupled,
+Together they cover every kind of draft (point, coupled,
 i.i.d., without replacement) and every shape (chain, tree, another tree in each row, padding).
 """
 
@@ -32,7 +32,7 @@ Proposal = Callable[[Tensor, Tensor, Sequence[Sequence[int]]], Draft]
 
 
 class SimpleDrafter(Drafter):
-    """A drafter whose sessions are one function of what `propose` gets."""
+    """A drafter whose session is one function from root, emitted tokens and ids to a draft."""
 
     def start(
         self, requests: Sequence[Request], prefill: TargetOutput, sampler: Sampler, random: RandomStream
@@ -52,7 +52,7 @@ class SimpleSession(DraftSession):
 
 
 class OracleDrafter(SimpleDrafter):
-    """Proposes what the target is going to say, as a chain or with junk siblings at every depth.
+    """Drafts the target's output, as a chain or with wrong siblings at every depth.
 
     Args:
         continuations: prompt ids -> the output that the target will give.
@@ -92,7 +92,7 @@ class OracleDrafter(SimpleDrafter):
         return propose
 
     def row(self, future: Sequence[int], at: int) -> list[int]:
-        """The nodes after the root: at each depth the junk, then the token that is meant to be right."""
+        """Return the nodes after the root: at each depth the wrong siblings, then the correct token."""
         nodes = []
         for index in range(at, at + self.depth):
             right = future[index] if index < len(future) else 0
@@ -110,7 +110,7 @@ class OracleDrafter(SimpleDrafter):
 
 
 class AdversarialDrafter(OracleDrafter):
-    """Always wrong: no token is ever accepted."""
+    """Drafts wrong tokens only; no token is ever accepted."""
 
     def __init__(self, continuations: Continuations, depth: int, vocabulary: int, siblings: int = 0) -> None:
         super().__init__(continuations, depth, vocabulary, corruption=1.0, siblings=siblings)
@@ -151,12 +151,12 @@ def ragged_tree(tokens: Tensor, parents: Tensor, valid: Tensor, kind: DraftKind)
 
 
 class RandomTreeDrafter(SimpleDrafter):
-    """Random tokens on a random tree in every row, some nodes padding; the shape changes from round to round.
+    """Drafts random tokens on random trees with padding, whose shapes change from round to round.
 
     Args:
         nodes: largest draft, root included.
         vocabulary: tokens are drawn from the first `vocabulary` ids.
-        hints: prompt ids -> output; half of the nodes then guess from it, so that deep paths are accepted.
+        hints: prompt ids -> output; half of the nodes take its tokens, so that deep paths are accepted.
     """
 
     kind = DraftKind.COUPLED

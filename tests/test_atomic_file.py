@@ -1,4 +1,4 @@
-"""Files that are there complete or not at all."""
+"""Files that are either complete or absent."""
 
 from pathlib import Path
 

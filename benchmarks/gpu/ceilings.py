@@ -1,4 +1,4 @@
-"""Ceilings of a device, measured: bytes copied and operations done a second; and timing of single calls."""
+"""Measured limits of a device, in bytes and operations per second, and timing of single calls."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 __all__ = ["Ceilings", "Cost", "attempt", "measure_ceilings", "seconds_of"]
 
-L2_BYTES = 256 * 2**20  # written between two calls, so that no input is in a cache
+L2_BYTES = 256 * 2**20  # bytes written between two calls, so that no input is in the L2 cache
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The most that a device does.
+    """Limits of a device.
 
     Attributes:
-        bytes_per_second: read and written together, by a large copy.
-        flops_per_second: of a large matrix product, a multiply-add being two.
+        bytes_per_second: bytes read and written by a large copy.
+        flops_per_second: operations of a large matrix product; a multiply-add counts as two.
     """
 
     bytes_per_second: float
@@ -30,13 +30,13 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Cost:
-    """Least work of a computation: bytes that must be moved and operations that must be done."""
+    """Least work of a computation: bytes moved, and floating-point operations."""
 
     bytes: int
     flops: int = 0
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Seconds below which it cannot be done."""
+        """Return the least seconds that the computation takes on a device."""
         return max(self.bytes / ceilings.bytes_per_second, self.flops / ceilings.flops_per_second)
 
 
@@ -47,9 +47,9 @@ def measure_ceilings(
 
     Args:
         device: a CPU or a GPU.
-        dtype: of the matrices.
-        copied: bytes of the copy; beyond what caches hold if None.
-        width: of the square matrices; large enough to be efficient if None.
+        dtype: dtype of the matrices.
+        copied: bytes of the copy; by default more than the caches of the device.
+        width: width of the square matrices; by default large enough to be efficient.
     """
     on_gpu = device.type == "cuda"
     source = torch.ones(copied or (2**31 if on_gpu else 2**27), dtype=torch.uint8, device=device)
@@ -69,14 +69,14 @@ def seconds_of(
     warm_up: int = 3,
     cold: bool = False,
 ) -> float:
-    """Time a call: median seconds, by events on a GPU.
+    """Return the median seconds of a call, measured with events on a GPU.
 
     Args:
-        work: what to call.
-        device: that it works on.
-        repeats: calls that are timed.
-        warm_up: calls before, which are not.
-        cold: whether a GPU's caches are overwritten before each call.
+        work: the function to call.
+        device: the device that it uses.
+        repeats: number of timed calls.
+        warm_up: number of calls before them.
+        cold: whether the caches of a GPU are overwritten before each call.
     """
     for _ in range(warm_up):
         work()
@@ -104,7 +104,7 @@ def seconds_of(
 def attempt(
     row: dict[str, Any], measure: Callable[[], dict[str, Any]], failure: str = "error"
 ) -> dict[str, Any]:
-    """Return a row with what was measured or what went wrong, so that one row does not cost the others."""
+    """Return a row with its measurements, or with the error as `failure`, so that other rows still run."""
     try:
         return row | measure()
     except Exception as error:

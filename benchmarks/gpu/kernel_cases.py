@@ -1,6 +1,6 @@
-"""Cases in which each op of `mmspec.kernels` is timed: shapes, arguments, floor, and the same in plain torch.
+"""Cases for timing each op of `mmspec.kernels`: shapes, arguments, floor, and the same in plain torch.
 
-A new op gets an entry here; a test checks this.
+A test checks that every op has a case.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ Arguments = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class KernelCase:
-    """An op, with what it is timed on.
+    """An op, and the inputs for timing it.
 
     Attributes:
-        op: its name in `mmspec.kernels`.
-        shapes: that are timed, those of real models.
-        tiny: shape for a rehearsal on a CPU.
-        arguments: sizes of a shape -> the op's arguments, on torch's default device.
-        least: sizes of a shape -> least bytes moved and operations done.
-        floor: that cost as a formula, which is printed.
-        peer: the same in plain torch, called with the same arguments; None for the op's own torch form
+        op: name of the op in `mmspec.kernels`.
+        shapes: the timed shapes, which are those of real models.
+        tiny: shape for a trial run on a CPU.
+        arguments: function from the sizes of a shape to the op's arguments, on torch's default device.
+        least: function from the sizes of a shape to the least bytes moved and operations done.
+        floor: formula of that cost, for display.
+        peer: the same in plain torch, with the same arguments; None for the op's torch implementation
             (`MMSPEC_BACKEND=torch`).
     """
 
@@ -57,7 +57,7 @@ class KernelCase:
             return self.arguments(**shape)
 
     def cost(self, shape: Shape) -> Cost:
-        """The least bytes moved and operations done."""
+        """Return the least bytes moved and operations done for a shape."""
         return self.least(**shape)
 
 
@@ -94,7 +94,7 @@ def _sampled(rows: int, vocabulary: int) -> Arguments:
 
 
 def _parents(rows: int, nodes: int) -> Tensor:
-    """[rows, nodes] of binary trees."""
+    """Return the parents [rows, nodes] of binary trees."""
     return ((torch.arange(nodes) - 1).clamp_min(0) // 2).expand(rows, -1).contiguous()
 
 
@@ -108,7 +108,7 @@ def _children(rows: int, nodes: int) -> Arguments:
 
 
 def _trees(rows: int, nodes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Tokens, parents, ancestors and depths of trees whose left-most path is accepted."""
+    """Return tokens, parents, ancestors and depths of binary trees."""
     parents = _parents(rows, nodes)
     return torch.zeros_like(parents), parents, *kernels.tree_paths(parents, _levels(nodes))
 
@@ -200,7 +200,7 @@ def _token(rows: int, vocabulary: int) -> Tensor:
 
 
 def _chains(rows: int, nodes: int, count: int) -> Arguments:
-    """Chains whose q is p, so that every candidate passes, but for the last: it is refused in all rows."""
+    """Make chains with q = p, so that all candidates are accepted except for the last one of each row."""
     p = torch.randn(rows, nodes, count).softmax(-1)
     q, u = p[:, :-1].clone(), torch.full((rows, nodes - 1), 0.5)
     u[:, -1], q[:, -1, 0] = 1.0, 1.0
@@ -210,7 +210,7 @@ def _chains(rows: int, nodes: int, count: int) -> Arguments:
 
 
 def _windows(rows: int, places: int, count: int) -> Arguments:
-    """Windows of which every second token is refused."""
+    """Make windows in which every second token is rejected."""
     p, q = torch.randn(2, rows, places, count).softmax(-1).unbind(0)
     old = torch.arange(places).expand(rows, places)
     tokens = torch.where(old % 2 == 0, (p / q).argmin(-1), (p / q).argmax(-1))

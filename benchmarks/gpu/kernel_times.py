@@ -1,4 +1,4 @@
-"""Times of the ops of `mmspec.kernels`, beside their floors and the same in plain torch."""
+"""Times of the ops of `mmspec.kernels`, with their lower bounds and the times of plain torch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from benchmarks.gpu.kernel_cases import CASES, KernelCase, Shape
 
 __all__ = ["time_kernels"]
 
-LAUNCHES = 20  # in a graph: one is launched while the one before runs
+LAUNCHES = 20  # calls in a graph, so that launches overlap with the kernels before
 
 
 def in_graph(work: Callable[[], object]) -> Callable[[], object]:
-    """Capture `LAUNCHES` calls in a CUDA graph; return its replay."""
+    """Capture `LAUNCHES` calls in a CUDA graph, and return the function that replays it."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -36,12 +36,12 @@ def in_graph(work: Callable[[], object]) -> Callable[[], object]:
 def time_kernels(
     device: torch.device, ceilings: Ceilings, *, tiny: bool = False, cases: Sequence[KernelCase] = CASES
 ) -> Iterator[dict[str, Any]]:
-    """Time every case: as the op is called here, in a CUDA graph, and the same in plain torch.
+    """Time every case as single calls of the op, in a CUDA graph, and in plain torch.
 
     Yields:
-        A row for each shape: seconds of a call (caches overwritten before, launch included), of one of many
-        in a graph (caches warm; None off CUDA), of the peer; the floor, and the ratio of the best to it. Or
-        `error`, so that one op does not cost the others.
+        A row for each shape, in seconds: `seconds` of a call with cold caches, launch included; `graph` of a
+        call in a graph with warm caches (None without CUDA); `peer` of the same in plain torch; `floor`; and
+        `over_floor`, the ratio of the fastest way to the floor. A row of an op that fails has `error`.
     """
     for case in cases:
         for shape in (case.tiny,) if tiny else case.shapes:

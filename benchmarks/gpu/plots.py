@@ -1,4 +1,4 @@
-"""Plots of the recorded parts, drawn from their JSON; so on another machine too."""
+"""Plots of the recorded parts. They need only the JSON files, and not the GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["draw_kernels", "draw_steps"]
 
 
 def draw_kernels(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Plot the time of each op over its floor, in a call and in a graph, beside plain torch.
+    """Plot the times of each op as a call, in a graph and in plain torch, with its floor.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -38,7 +38,7 @@ def draw_kernels(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def draw_steps(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """Plot ms of a step against nodes, a panel for each target, with transformers' `generate` as lines.
+    """Plot milliseconds per step against nodes for each target, with transformers' `generate` as lines.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -69,7 +69,7 @@ def draw_steps(path: Path, rows: list[dict[str, Any]]) -> Path:
                     panel.axhline(row["ms"], color=f"C{colour}", linestyle=style, label=row["way"], lw=0.8)
         panel.set_title(shape, fontsize=10)
         panel.set_xlabel("nodes")
-    panels[0].set_ylabel("ms of a step")
+    panels[0].set_ylabel("ms per step")
     entries = panels[0].get_legend_handles_labels()
     figure.legend(*entries, loc="outside lower center", ncols=5, fontsize=6)
     figure.savefig(path, dpi=130)

@@ -1,6 +1,6 @@
-"""Time of a round of the loop: a draft of so many nodes behind so many tokens, beside its floor.
+"""Time of a round of the loop, by batch size, nodes and context, and its lower bound.
 
-Weights may be random: a round takes as long whatever its tokens are, and random drafts are refused.
+The weights may be random: the time of a round does not depend on its tokens, and random drafts are rejected.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from mmspec.targets.memory import cached_bytes
 
 __all__ = ["RoundShape", "RoundTime", "cost_of_round", "measure_round", "random_requests"]
 
-SAMPLER = Sampler(temperature=1.0)  # a random model repeats itself under greedy decoding, and drafts with it
+SAMPLER = Sampler(temperature=1.0)  # with greedy decoding, a random model repeats itself and accepts drafts
 
 
 @dataclass(frozen=True)
 class RoundShape:
-    """Size of a round: rows, nodes of each one's draft (root included), and tokens before them."""
+    """Size of a round: rows, nodes of each row's draft (root included), and tokens before the draft."""
 
     batch: int = 1
     nodes: int = 1
@@ -41,7 +41,7 @@ class RoundShape:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Seconds of a round, and of its parts: median of the whole, means of the parts."""
+    """Median seconds of a round, and mean seconds of its parts."""
 
     seconds: float
     target: float
@@ -50,7 +50,7 @@ class RoundTime:
 
     @property
     def rest(self) -> float:
-        """Seconds outside the three parts: the loop, the canvas, and waiting for the device."""
+        """Seconds outside the three parts: for the loop, the canvas, and waiting for the device."""
         return max(0.0, self.seconds - self.target - self.draft - self.verify)
 
 
@@ -58,8 +58,8 @@ class FixedDrafter(Drafter, DraftSession):
     """Proposes a chain of the same random tokens in every round.
 
     Args:
-        nodes: of a draft, its root included.
-        vocabulary: V of the target.
+        nodes: nodes of a draft, root included.
+        vocabulary: vocabulary size of the target.
     """
 
     kind = DraftKind.POINT
@@ -83,7 +83,7 @@ class FixedDrafter(Drafter, DraftSession):
 
 
 def random_requests(target: Any, shape: RoundShape) -> list[Request]:
-    """Prompts of random tokens; of a LlamaGen, a class and a part of the image, and a negative prompt."""
+    """Make prompts of random tokens; for a LlamaGen, of a class and image tokens, with negative prompts."""
     noise = torch.Generator().manual_seed(1)
     rows = torch.randint(target.vocabulary, (shape.batch, 1, shape.context), generator=noise)
     if target.grid is None:
@@ -110,14 +110,15 @@ def measure_round(
     warm_up: int = 2,
     drafter: Drafter | None = None,
 ) -> RoundTime:
-    """Time rounds of the loop, the host's work included; prefill is not timed.
+    """Time rounds of the loop, including the work of the host but not the prefill.
 
     Args:
-        target: of a model of any weights.
-        shape: of every round.
-        rounds: that are timed, after a call of `warm_up` rounds, in which kernels are compiled.
-        sampler: as of `speculate`.
-        drafter: of as many nodes as the shape says; None proposes random tokens, at no cost.
+        target: a target with any weights.
+        shape: size of every round.
+        rounds: number of timed rounds.
+        sampler: the sampler of the call.
+        warm_up: rounds of a call before, in which kernels are compiled.
+        drafter: a drafter with as many nodes as the shape; None for random tokens, which cost no time.
     """
     requests = random_requests(target, shape)
     drafter = drafter or FixedDrafter(shape.nodes, target.vocabulary)
@@ -134,7 +135,7 @@ def measure_round(
 def _rounds(
     target: Any, drafter: Drafter, requests: list[Request], count: int, sampler: Sampler
 ) -> Iterator[Any]:
-    """Seconds of each round of one call, and its statistics at the end."""
+    """Yield the seconds of each round of one call, then its statistics."""
     accelerator = pair("timed", drafter).fit(target)
     random = RandomStream.from_seed(0, len(requests), target.device)
     is_refused = isinstance(drafter, FixedDrafter)
@@ -150,11 +151,13 @@ def _rounds(
 
 
 def cost_of_round(target: Any, shape: RoundShape, guided: bool = False) -> dict[str, Cost]:
-    """Floor of a round: what the target and what the verification must move and compute at least.
+    """Return the least work of a round, by part.
 
-    target: every weight once (of the embedding table only the rows of the tokens), keys and values of the
-    context once, those of the nodes written; two operations for each weight and token, and the products of
-    attention. verify: logits are written once and read once.
+    Returns:
+        - `target`: each weight is read once, except for the embedding table. The keys and values of the
+          context are read, and those of the nodes are written. Each weight has two operations per token;
+          the products of attention are added.
+        - `verify`: logits are written once and read once.
     """
     model = target.model
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

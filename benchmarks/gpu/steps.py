@@ -1,6 +1,6 @@
-"""Decode steps of random targets with the shapes of published models, beside transformers' `generate`.
+"""Times of decode steps of targets with the shapes of published models, and of transformers' `generate`.
 
-And rounds of corrected Jacobi decoding there: what a pass of the head costs.
+The weights are random. Rounds of corrected Jacobi decoding show the cost of its head.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ __all__ = ["SHAPES", "StepShape", "generate_steps", "time_correctors", "time_ste
 COMPILED = "mmspec compiled"
 WAYS = ("mmspec", COMPILED)
 WINDOW, PASSES = 32, (1, 2, 4)  # of corrected Jacobi decoding
-#: Ways of transformers' `generate`, by name: its options.
+#: Options of transformers' `generate`, by the name of the comparison.
 PEERS: dict[str, dict[str, Any]] = {"eager": {}, "compiled static": {"cache_implementation": "static"}}
 
 
 @dataclass(frozen=True)
 class StepShape:
-    """A target of random weights, and the rounds that are timed on it.
+    """A target with random weights, and the rounds to time.
 
     Attributes:
-        build: the model; with True a tiny one of the same kind, for a rehearsal.
-        adapt: model -> target.
+        build: builds the model, or with True a tiny one of the same kind for a trial run.
+        adapt: makes a target of the model.
         context: tokens before a step.
-        sampler: of its users.
+        sampler: a typical sampler for the model.
     """
 
     build: Callable[[bool], Any]
@@ -54,7 +54,7 @@ class StepShape:
 
 
 def llamagen_xl(tiny: bool) -> Any:
-    """LlamaGen-XL of classes, images of 384 pixels."""
+    """Build LlamaGen-XL of classes, for images of 384 x 384 pixels."""
     if tiny:
         small: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
         return LlamaGenForCausalLM(LlamaGenConfig(grid_size=8, vocab_size=64, **small))
@@ -62,7 +62,7 @@ def llamagen_xl(tiny: bool) -> Any:
 
 
 def llava_7b(tiny: bool) -> Any:
-    """LLaVA-1.5-7B, its vision tower cut to a layer: steps never run it."""
+    """Build LLaVA-1.5-7B with a small vision tower, which steps do not run."""
     text: dict[str, Any] = {"model_type": "llama", "vocab_size": 1000 if tiny else 32_064}
     sizes = (64, 128, 2, 4, 4) if tiny else (4096, 11_008, 32, 32, 32)
     text |= _decoder(*sizes)
@@ -72,7 +72,7 @@ def llava_7b(tiny: bool) -> Any:
 
 
 def qwen2_5_vl_7b(tiny: bool) -> Any:
-    """Qwen2.5-VL-7B, its vision tower cut to a layer: steps never run it. Seven heads share keys."""
+    """Build Qwen2.5-VL-7B, where 7 heads share keys, with a small vision tower, which steps do not run."""
     sizes = (112, 128, 2, 7, 1) if tiny else (3584, 18_944, 28, 28, 4)
     text: dict[str, Any] = {"vocab_size": 1000 if tiny else 152_064, **_decoder(*sizes)}
     width = sizes[0] // sizes[3]
@@ -106,13 +106,13 @@ SHAPES = {
 def time_steps(
     name: str, device: torch.device, dtype: torch.dtype, ceilings: Ceilings, *, tiny: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Time the steps of a target of one shape: 1 to 64 nodes, batch 1 and 8; then transformers' `generate`.
+    """Time steps of a target, with 1 to 64 nodes and batches of 1 and 8, then transformers' `generate`.
 
-    First as they are, then, on a GPU, as `pipe.compile()` leaves them.
+    On a GPU, the steps are timed again after compiling, as by `pipe.compile()`.
 
     Yields:
-        A row for each: ms of a step, tokens a second of plain decoding, the share of the measured bandwidth
-        that the least bytes come to; or `error`, or `missing` where transformers cannot.
+        A row for each, with the figures of `figures_of`. A row that fails has `error` instead, or `missing`
+        if transformers does not support it.
     """
     shape = SHAPES[name]
     target = _target(shape, device, dtype, tiny)
@@ -120,7 +120,7 @@ def time_steps(
     batches, nodes_of_rounds = ((1, 2), (1, 3)) if tiny else ((1, 8), (1, 4, 16, 64))
 
     def step(size: RoundShape) -> dict[str, float]:
-        # captured in the first rounds of a shape
+        # a compiled target captures graphs in the first rounds of a shape
         time = measure_round(target, size, rounds=3 if tiny else 20, sampler=shape.sampler)
         parts = {"target": time.target, "verify": time.verify, "rest": time.rest + time.draft}
         milliseconds = {part: 1000 * seconds for part, seconds in parts.items()}
@@ -144,13 +144,14 @@ def time_steps(
 def time_correctors(
     device: torch.device, dtype: torch.dtype, *, tiny: bool = False
 ) -> Iterator[dict[str, Any]]:
-    """Time rounds of `sjd` and of `cjd` with several numbers of passes, also compiled, at batch 1 and 8.
+    """Time rounds of `sjd`, and of `cjd` with several numbers of passes, in batches of 1 and 8.
 
-    On the shape of LlamaGen-XL, of random weights: a round costs the same whatever it accepts.
+    The target has the shape of LlamaGen-XL and random weights, because the time of a round does not depend on
+    the number of accepted tokens.
 
     Yields:
-        A row for each: ms of the target's forward, of the draft and of the round, and the draft's share of
-        the forward pass; or `error`.
+        A row for each: milliseconds of the `target`, of the `draft` and of the round (`ms`), and the ratio
+        `draft_over_target`; or `error`.
     """
     shape, window = SHAPES["llamagen-xl"], 6 if tiny else WINDOW
     target = _target(shape, device, dtype, tiny)
@@ -161,7 +162,7 @@ def time_correctors(
     drafters: dict[str, Any] = {"sjd": JacobiDrafter(window)}
     for passes in PASSES:
         drafters[f"cjd, passes={passes}"] = CorrectedDrafter(head, window, window - 1, passes=passes)
-    if not tiny:  # compiling takes longer than all the rest of a rehearsal
+    if not tiny:  # compiling takes longer than the rest of a trial run
         drafters["cjd, passes=2, compiled"] = CorrectedDrafter(head, window, window - 1, passes=2)
         drafters["cjd, passes=2, compiled"].compile()
 
@@ -186,7 +187,11 @@ def _target(shape: StepShape, device: torch.device, dtype: torch.dtype, tiny: bo
 def figures_of(
     target: Any, size: RoundShape, seconds: float, ceilings: Ceilings, guided: bool
 ) -> dict[str, float]:
-    """Figures of a step: ms, tokens a second if one token a row comes of it, floor, share of bandwidth."""
+    """Return the figures of a step.
+
+    `tokens_per_second` assumes one token per row and step. `bandwidth_share` is the least bytes moved per
+    second, divided by the measured bandwidth.
+    """
     costs = cost_of_round(target, size, guided)
     moved = sum(cost.bytes for cost in costs.values())
     return {
@@ -198,9 +203,10 @@ def figures_of(
 
 
 def generate_steps(target: Any, size: RoundShape, guided: bool, *, tokens: int, **options: Any) -> float:
-    """Seconds of a step of transformers' greedy `generate`: what later tokens add to the time of the first.
+    """Return the seconds per step of transformers' greedy `generate`, without the time of the first token.
 
-    Guided pairs are rows of one batch, so that a step is one forward pass, as ours is.
+    With guidance, both prompts of a pair are rows of one batch, so that a step is one forward pass as in
+    mmspec.
     """
     prompts = [request.inputs for request in random_requests(target, size)] * (2 if guided else 1)
     inputs = torch.cat([prompt["input_ids"] for prompt in prompts]).to(target.device)
@@ -217,7 +223,7 @@ def generate_steps(target: Any, size: RoundShape, guided: bool, *, tokens: int, 
         )[0, -1].item()
         return perf_counter() - started
 
-    for _ in range(3):  # the first are for compiling and capturing; the longest, so that its cache serves all
+    for _ in range(3):  # compile and capture; with the most tokens, so that the cache is not allocated again
         seconds(1 + tokens)
     seconds(1)
     pairs = [seconds(1 + tokens) - seconds(1) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Bad requests for images, and bad checkpoints of models that draw, as data: rows 33 to 56."""
+"""Bad requests for images, and bad checkpoints of image models, as data: rows 33 to 56."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIDE, TOKENS = GRID * STRIDE, GRID**2
 
 @dataclass
 class DrawingBench(Bench):
-    """Bench of the rows about images: a model of classes, one of captions, and a folder of the latter."""
+    """Pipelines for the rows about images: models of classes and of captions, and the latter's folder."""
 
     def ask(self) -> list[object]:
         return [self.classes(class_labels=1, seed=1).tokens, self.captions("red", seed=1).tokens]

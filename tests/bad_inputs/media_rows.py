@@ -23,7 +23,7 @@ from tests.bad_inputs.refusals import Row
 from tests.media import files
 from tests.media.files import clip, encoded, noise
 
-CPU_SECONDS = 0.5  # generous: what a refusal takes is about a millisecond, but machines that test are busy
+CPU_SECONDS = 0.5  # generous: a refusal takes about a millisecond, but test machines are busy
 
 HTML = b"<!DOCTYPE html><html><body>404</body></html>"
 JPEG = encoded(noise(), "JPEG")
@@ -225,7 +225,7 @@ ROWS = [*IMAGES, *VIDEOS, *URLS]
 
 
 def problems(row: Row, folder: Path) -> list[str]:
-    """Try one row; return what is wrong with how it was refused."""
+    """Try one row, and return the problems of its refusal."""
     os.environ.pop("HF_HUB_OFFLINE", None)
     threads = threading.active_count()
     start = time.process_time()

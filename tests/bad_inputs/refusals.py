@@ -1,4 +1,4 @@
-"""Bench for bad requests: tiny pipelines whose models must not be run."""
+"""Tiny pipelines for bad requests. Their models must not run."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ MAX_MESSAGE = 500
 
 
 class ForwardError(Exception):
-    """A model was run although its input should have been refused."""
+    """A model ran although its input should have been refused."""
 
 
 @dataclass
 class Bench:
-    """Pipelines, media and checkpoints that rows are tried on.
+    """Pipelines, media and checkpoints for trying rows.
 
     Attributes:
-        base: a folder that stays, for the sound checkpoints.
-        folder: an empty folder for the row at hand.
+        base: a permanent folder for the valid checkpoints.
+        folder: an empty folder for the current row.
     """
 
     base: Path
@@ -44,7 +44,7 @@ class Bench:
         self.answers = self.ask()
 
     def ask(self) -> list[object]:
-        """Answers of the pipelines to a good request, which must be the same after a bad one."""
+        """Return the answers of the pipelines to a valid request, which must be the same after a bad one."""
         return [
             pipeline("red", max_new_tokens=2, apply_chat_template=False).tokens
             for pipeline in (self.vlm, self.text)
@@ -69,11 +69,11 @@ class Bench:
         return self.base / "sound"
 
     def copy(self) -> Path:
-        """The sound checkpoint, to be damaged."""
+        """Copy the valid checkpoint, for a row that damages it."""
         return Path(shutil.copytree(self.sound, self.folder / "checkpoint"))
 
     def fingerprint(self) -> tuple[object, ...]:
-        """The global state that a call must leave alone."""
+        """Return the global state that a call must not change."""
         return (
             torch.random.get_rng_state().numpy().tobytes(),
             torch.get_default_dtype(),
@@ -112,7 +112,7 @@ class Row:
 
 @contextlib.contextmanager
 def no_forward() -> Iterator[None]:
-    """Running any transformers model is an error in here."""
+    """Raise an error if any transformers model runs in the `with` block."""
 
     def refuse(self: object, *args: object, **kwargs: object) -> None:
         raise ForwardError
@@ -122,7 +122,7 @@ def no_forward() -> Iterator[None]:
 
 
 def problems(row: Row, bench: Bench) -> list[str]:
-    """Try one row; return what is wrong with how it was refused."""
+    """Try one row, and return the problems of its refusal."""
     before = bench.fingerprint()
     try:
         with contextlib.nullcontext() if row.runs else no_forward():

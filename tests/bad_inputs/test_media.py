@@ -1,4 +1,4 @@
-"""Bad images, videos and URLs are refused: by our class and name, in few words, at once, without memory."""
+"""Bad images, videos and URLs raise short errors of mmspec, quickly and without using memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_bad_media_are_refused(
     found = []
     with only_local_connections() as tried:
         for row in ROWS:
-            if row.number == kind:  # in a folder of a short name, for messages shorten long ones
+            if row.number == kind:  # in a folder with a short name, because messages shorten long ones
                 found += problems(row, tmp_path_factory.mktemp("row"))
     assert found == [] and tried == []
 
@@ -58,7 +58,7 @@ def test_refusing_bombs_takes_less_than_16_megabytes(tmp_path: Path) -> None:
     for index, bomb in enumerate(bombs):
         (tmp_path / f"bomb {index}").write_bytes(bomb)
     (tmp_path / "good").write_bytes(files.encoded(files.noise(), "PNG"))
-    # In a process of its own: the peak of this one was set by other tests.
+    # In a separate process, because other tests have already set the memory peak of this one.
     done = subprocess.run(
         [sys.executable, "-c", REFUSING_BOMBS, str(tmp_path)],
         cwd=ROOT,

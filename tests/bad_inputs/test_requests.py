@@ -1,4 +1,4 @@
-"""Bad prompts, settings and checkpoints are refused: by class and name, in few words, before any forward."""
+"""Bad prompts, settings and checkpoints raise short errors of mmspec before any forward pass."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_bad_input_is_refused(kind: int, bench: Bench, tmp_path: Path) -> None:
 
 
 def refused(rows: Sequence[Row], kind: int, bench: Bench, folder: Path) -> list[str]:
-    """Problems of the refusals of a kind, each row tried in an empty folder."""
+    """Try each row of a kind in an empty folder, and return the problems of their refusals."""
     found = []
     for index, row in enumerate(row for row in rows if row.number == kind):
         bench.folder = folder / str(index)

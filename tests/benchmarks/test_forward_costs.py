@@ -1,4 +1,4 @@
-"""The command that times forward passes by their nodes prints both ways."""
+"""The command that times forward passes by number of nodes prints both implementations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu`, rehearsed on the CPU: parts, rows, floors, failures that stay apart."""
+"""Trial runs of `python -m benchmarks.gpu` on the CPU: parts, rows, floors, independent failures."""
 
 import json
 import os

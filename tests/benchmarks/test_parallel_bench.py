@@ -17,7 +17,7 @@ WORDS, SAMPLES = 6, 4000
 
 
 def shuffled(group: int) -> float:
-    """Chance of a permutation when groups of so many places are drawn without knowledge of each other."""
+    """Return the probability of a permutation when the places of each group are drawn independently."""
     chance, left = 1.0, WORDS
     while left:
         together = min(group, left)
@@ -27,7 +27,7 @@ def shuffled(group: int) -> float:
 
 
 def replaced(group: int) -> float:
-    """Chance that one word is replaced exactly once."""
+    """Return the probability that exactly one word is replaced."""
     chance, before, left = 0.0, 1.0, WORDS
     while left:
         together, share = min(group, left), 1 / left
@@ -40,14 +40,14 @@ def replaced(group: int) -> float:
 @pytest.mark.parametrize("group", [1, 2, 4, 6])
 @pytest.mark.parametrize("task", TASKS)
 def test_a_rule_of_so_many_places_is_right_as_often_as_the_closed_form(task: str, group: int) -> None:
-    """Within three deviations; `sequential` too, for the places are alike."""
+    """Within three standard deviations. `sequential` has the same result, because all places are alike."""
     expected = {"copy": 1.0, "replace": replaced(group), "shuffle": shuffled(group)}[task]
     if group == WORDS:
         known = {"copy": 1.0, "replace": (1 - 1 / WORDS) ** (WORDS - 1)}
         known["shuffle"] = math.factorial(WORDS) / WORDS**WORDS
         assert expected == pytest.approx(known[task])
     rules: tuple[PlaceRule, ...] = (Sequential(group),)
-    if task != "replace" or group in (1, WORDS):  # the surest of these are the words that stay
+    if task != "replace" or group in (1, WORDS):  # the most confident places are those of unchanged words
         rules = (*rules, LowConfidence(group))
     for rule in rules:
         outputs, forwards = decode(task, rule, WORDS, SAMPLES)

@@ -1,4 +1,4 @@
-"""Replies about images that drafters learn from: each is of its own images, in a file that training reads."""
+"""Training replies about images: each belongs to its images, and training reads their file."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def tiny_folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def llamagens(tmp_path_factory) -> dict[str, Path]:
-    """Tiny LlamaGens by what they draw: "class" and "caption"."""
+    """Tiny LlamaGens by condition: "class" and "caption"."""
     base = tmp_path_factory.mktemp("llamagens")
     return {condition: save_llamagen(base / condition, condition) for condition in ("class", "caption")}
 
@@ -108,7 +108,7 @@ def run_json(run) -> Callable[..., object]:
 
 @pytest.fixture
 def fails(monkeypatch, capsys) -> Callable[..., str]:
-    """Run main() with arguments that it refuses; returns its one line."""
+    """Run main() with invalid arguments, and return its line of error text."""
 
     def invoke(*arguments: object) -> str:
         from mmspec.cli import main

@@ -1,4 +1,4 @@
-"""Accelerators as they are written on the command line."""
+"""Syntax of accelerators on the command line."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Output of the commands: progress without a terminal, and the note that comes before slow imports."""
+"""Output of the commands: progress without a terminal, and the note before slow imports."""
 
 import subprocess
 import sys

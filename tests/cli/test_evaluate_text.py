@@ -1,4 +1,4 @@
-"""`mmspec evaluate text`: right answers, those of plain decoding, and files of one's own."""
+"""`mmspec evaluate text`: correct answers, comparison with plain decoding, and the user's own files."""
 
 import json
 

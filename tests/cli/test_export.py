@@ -1,4 +1,4 @@
-"""`mmspec export` from the outside."""
+"""The command `mmspec export`."""
 
 import json
 import shutil
@@ -70,7 +70,7 @@ def test_heads_without_a_config_and_sharded_draft_models_are_recognised_by_hub_i
 
 
 def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
-    """`mmspec export --to checkpoint`: what is read from the copy is the head, and the model is the same."""
+    """`mmspec export --to checkpoint`: the copy contains the head, and its model is unchanged."""
     target = CausalTarget(tiny_qwen3_5())
     head = head_for(target)
     target.model.save_pretrained(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a command: what is done by then is printed, and the exit code is 130."""
+"""Ctrl-C during a command: the command prints the finished results, and the exit code is 130."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 DECODE = "mmspec.evaluation.contenders.decode_conversations"
 LLAVA = "{tiny} --accelerator copy --max-new-tokens 4"
-#: Command; function in which it is interrupted, after so many calls; rows of the result, and what they say.
+#: Command; the function that interrupts it, after a number of calls; rows of the result, and their content.
 INTERRUPTED: list[tuple[str, str, int, str, str, list[Any]]] = [
     ("caption 0.png 1.png --model " + LLAVA, "mmspec.cli.caption._decode", 1, "", "new_tokens", [4]),
     ("check --samples 1 " + LLAVA, "mmspec.evaluation.identity.checks.IdentityCheck.sampled", 0,

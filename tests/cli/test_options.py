@@ -1,4 +1,4 @@
-"""Options that a command takes as a dataclass."""
+"""Command line options in a dataclass."""
 
 from __future__ import annotations
 

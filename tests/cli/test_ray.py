@@ -1,4 +1,4 @@
-"""`--ray`: folders that are resumed, and a local Ray of two workers, one of which is killed in the middle."""
+"""`--ray`: resumed folders, and a local Ray cluster of two workers, one of which is killed during the run."""
 
 import json
 import os

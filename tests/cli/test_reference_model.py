@@ -1,4 +1,4 @@
-"""The main job on the model that ships with the repository."""
+"""The commands on the reference models of the repository."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Refusals of the commands: one line on stderr, exit code 2, and no model is loaded where none is needed."""
+"""Errors of the commands: one line on stderr, exit code 2, and no model is loaded without need."""
 
 from __future__ import annotations
 

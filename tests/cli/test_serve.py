@@ -1,4 +1,4 @@
-"""`mmspec serve` at work: what it says, and how Ctrl-C ends it."""
+"""`mmspec serve`: its output, and its end by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fetch(url: str) -> Any:
 
 @contextmanager
 def told_to_stop(*arguments: Any, cwd: Path) -> Iterator[dict[str, Any]]:
-    """Run a command that serves in a process of its own; give what it prints, and end it with Ctrl-C."""
+    """Run a command that serves in a separate process, yield its output, and end it with Ctrl-C."""
     with subprocess.Popen(
         [sys.executable, "-m", "mmspec", *map(str, arguments), "--port", "0", "--json"],
         cwd=cwd,
@@ -32,7 +32,7 @@ def told_to_stop(*arguments: Any, cwd: Path) -> Iterator[dict[str, Any]]:
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # jobs of a shell may ignore it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shell jobs may ignore it
     ) as server:
         assert server.stdout is not None
         said = ""

@@ -1,4 +1,4 @@
-"""Outputs of single compressors against a closed form or a slow one."""
+"""Outputs of single compressors, compared with a closed form or a slow implementation."""
 
 from __future__ import annotations
 

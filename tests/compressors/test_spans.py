@@ -59,7 +59,7 @@ def check_placeholders(name: str, model: Any, processor: Any, count: int) -> Non
 
 
 def test_adjacent_images_are_told_apart(family: tuple[str, Any, Any]) -> None:
-    """No token between two images: one run of placeholders."""
+    """Without a token between two images, their placeholders are one run."""
     name, model, processor = family
     inputs = dict(encode(processor, user_message("what is there ?", IMAGES[1:3])))
     two = find_images(model.config, inputs)

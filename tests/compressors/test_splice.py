@@ -1,4 +1,4 @@
-"""Images out of prompts and compressed tokens back in: no text is lost, and none moves past another."""
+"""Splicing of compressed image tokens into prompts: all text is kept, in its order."""
 
 from __future__ import annotations
 

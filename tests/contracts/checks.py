@@ -1,4 +1,4 @@
-"""Checks of the loop, as functions: tests run them on the code, planted bugs on mutations of it."""
+"""Checks of the loop, as functions. Tests run them on the code, and on mutations of it with planted bugs."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def check_words(
     length: int = 5,
     grid: ImageGrid | None = None,
 ) -> Run:
-    """Assert that words after a prompt come as often as the model says; rows of a batch are the sample."""
+    """Assert that words after a prompt have the model's probabilities; the rows of a batch are the sample."""
     prompt = (3, 1, 4)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cache_module, "CAPACITY_BLOCK", 16)  # 12,000 rows of 256 places would be gigabytes
@@ -118,14 +118,14 @@ def check_words(
 def real_model_distribution(
     sampling: str = "sampled", sampler: Sampler | None = None, rows: int = 12_000
 ) -> None:
-    """Three draft tokens of a small model, five tokens out: cache, positions and q of the real thing."""
+    """Check the output distribution with a real model as drafter: its cache, its positions and its q."""
     target, small = FanOutTarget(tiny_lm_v8()), FanOutTarget(tiny_lm_v8(seed=5))
     drafter = DraftModelDrafter(small, 3, sampling)
     check_words(target, drafter, SpeculativeSampling(), sampler or Sampler(1.0), rows)
 
 
 def identity_on_trees() -> None:
-    """Deep accepted paths through junk siblings, and another random tree in every row: as `generate`."""
+    """Deep accepted paths among wrong siblings, and different random trees in the rows, equal `generate`."""
     target = llama()
     expected = [generate(target.model, prompt) for prompt in PROMPTS]
     known = {tuple(prompt): output for prompt, output in zip(PROMPTS, expected, strict=True)}
@@ -137,7 +137,7 @@ def identity_on_trees() -> None:
 
 
 def sliding_identity_on_trees() -> None:
-    """A path longer than the window: a distance counts tokens on the path, not columns of the buffer."""
+    """With a path longer than the window, distances count tokens on the path, not columns of the buffer."""
     target = CausalTarget(tiny_mistral_sliding(window=4))
     expected = [generate(target.model, prompt, 40) for prompt in PROMPTS]
     known = {tuple(prompt): output for prompt, output in zip(PROMPTS, expected, strict=True)}
@@ -146,7 +146,7 @@ def sliding_identity_on_trees() -> None:
 
 
 def gumbel_exactness() -> None:
-    """Sample-and-match is bitwise plain sampling: chains, trees, another tree in every row."""
+    """Sample-and-match equals plain sampling bitwise: with chains, trees, and different trees in the rows."""
     sampler = Sampler(0.8, top_k=20)
     known = futures(precise(), PROMPTS, sampler, max_new_tokens=24, seed=5)
     expected = list(known.values())
@@ -160,7 +160,7 @@ def gumbel_exactness() -> None:
 
 
 def rows_are_independent() -> None:
-    """Each row of a batch is what it is alone, whatever its neighbours are and wherever it stands."""
+    """Each row of a batch equals its single run, for any other rows and any order of the rows."""
     sampler, seeds = Sampler(0.9), [3, 5, 8]
     drafter = DraftModelDrafter(CausalTarget(tiny_lm(seed=22)), 3, "sampled")
 
@@ -175,7 +175,7 @@ def rows_are_independent() -> None:
 
 
 def cache_equals_a_fresh_prefill() -> None:
-    """After every round keys and values are those of reading the emitted tokens at once, to 1e-9."""
+    """After every round, keys and values equal those of one prefill of the emitted tokens, to 1e-9."""
     target = Recorder(tiny_lm())
     known = futures(precise(), PROMPTS, max_new_tokens=24)
 
@@ -202,7 +202,7 @@ def cache_equals_a_fresh_prefill() -> None:
 
 
 def processors_see_the_path() -> None:
-    """A penalty on what came before, along accepted drafts: as `generate` with the same setting."""
+    """A penalty on earlier tokens, applied along accepted drafts, equals `generate` with the same setting."""
     target = llama()
     expected = [generate(target.model, prompt, 32, repetition_penalty=1.7) for prompt in PROMPTS]
     known = {tuple(prompt): output for prompt, output in zip(PROMPTS, expected, strict=True)}
@@ -215,7 +215,7 @@ def processors_see_the_path() -> None:
 
 
 def tree_logits_are_path_logits() -> None:
-    """Every node's logits are those of its path read alone, whatever else stands in the tree."""
+    """Each node's logits equal those of a forward pass over its path alone."""
     generator = torch.Generator().manual_seed(2)
     for backend in ("sdpa", "eager"):
         model = tiny_llama()
@@ -236,7 +236,7 @@ def tree_logits_are_path_logits() -> None:
 
 
 def ragged_ancestors_are_found() -> None:
-    """Pointer doubling equals walking up, in every row of a batch whose rows have trees of their own."""
+    """Pointer doubling equals walking up, in a batch whose rows have different trees."""
     parents = torch.tensor([[0, 0, 1, 2, 3], [0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 0, 1, 1, 2]])
     draft = ragged_tree(
         torch.zeros(4, 5, dtype=torch.long), parents, torch.ones(4, 5).bool(), DraftKind.POINT

@@ -1,4 +1,4 @@
-"""Checks of the edges: where rows end, what a bad row does to its neighbours, prompts of unequal length."""
+"""Checks of edge cases: ends of rows, the effect of a bad row on other rows, prompts of unequal length."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class EndsAfter(StoppingCriteria):
 
 
 def end_token_anywhere() -> None:
-    """The end token as first, middle and last draft token, as bonus and beside a sibling: as `generate`."""
+    """An end token as first, middle or last draft token, as bonus token or as sibling: equals `generate`."""
     target = llama()
     for prompt in PROMPTS:
         plain = generate(target.model, prompt, 16)
@@ -58,7 +58,7 @@ def length_is_cut_inside_a_block() -> None:
 
 
 def finished_rows_leave_the_others_alone() -> None:
-    """A row that ends inside a long accepted block has cached more than it kept; its neighbour goes on."""
+    """A row that ends inside a long accepted block has cached more than it keeps; other rows continue."""
     target = llama()
     long, short = random_prompts(2, shortest=58, longest=58, seed=1)[0], random_prompts(1, seed=6)[0]
     plain = [generate(target.model, prompt, 150) for prompt in (long, short)]
@@ -73,7 +73,7 @@ def finished_rows_leave_the_others_alone() -> None:
 
 
 def guidance_with_a_longer_negative_prompt() -> None:
-    """As `generate` with `guidance_scale` and `negative_prompt_ids`, whichever prompt is longer."""
+    """Equals `generate` with `guidance_scale` and `negative_prompt_ids`, whichever prompt is longer."""
     target = llama()
     prompt, longer = random_prompts(1, seed=8)[0], random_prompts(1, shortest=60, longest=60, seed=9)[0]
     for positive, negative in ((prompt, longer), (longer, prompt)):
@@ -112,7 +112,7 @@ def letters() -> PreTrainedTokenizerFast:
 
 
 def stops_inside_a_block() -> None:
-    """Stop strings and a user's criterion end a row at the very token, as `generate` without a draft."""
+    """Stop strings and a user's criterion end a row at the same token as `generate` without a draft."""
     tokenizer, target, stopped = letters(), llama(), 0
     for prompt in random_prompts(12, seed=12):
         plain = {tuple(prompt): generate(target.model, prompt, 32)}
@@ -136,7 +136,7 @@ class FaultyTarget(CausalTarget):
 
 
 def faults_of_the_draft_are_dropped() -> None:
-    """NaN in the draft model alone: counted, its tokens dropped, the output what it is without a draft."""
+    """NaN in the draft model is counted, its tokens are dropped, and the output is that of plain decoding."""
     sampler = Sampler(0.9)
     plain = list(futures(precise(), PROMPTS, sampler, max_new_tokens=32).values())
     for sampling in ("coupled", "greedy", "sampled"):

@@ -36,7 +36,7 @@ class Run:
     emissions: list[Emission]
 
     def from_draft(self, step: int) -> list[int]:
-        """How many tokens of each row a round took from its draft."""
+        """Return the number of tokens per row that a round took from its draft."""
         taken = []
         for row, flags in enumerate(self.canvas.drafted):
             start, end = (sum(len(each.tokens[row]) for each in self.emissions[:k]) for k in (step, step + 1))
@@ -71,7 +71,7 @@ def decode(
         (tuple(prompt), tuple(negative))
         for prompt, negative in zip(prompts, negatives or prompts, strict=True)
     ]
-    # equal rows share one request: thousands of them are a sample
+    # equal rows share one request, because a sample has thousands of them
     known = {pair: as_request(pair[0], pair[1] if negatives else None, grid) for pair in set(pairs)}
     requests = [known[pair] for pair in pairs]
     stopping = Stopping(max_new_tokens, frozenset(end), StoppingCriteriaList(criteria))
@@ -129,7 +129,7 @@ def futures(
 
 
 class Recorder(CausalTarget):
-    """A causal target that shows its state and counts the nodes of its forwards."""
+    """A causal target that exposes its state and counts the nodes of its forward passes."""
 
     state: CausalState
 
@@ -160,7 +160,7 @@ def fan_out(one: RaggedCache, target: CausalTarget, rows: int, capacity: int) ->
 
 
 class FanOutTarget(CausalTarget):
-    """A causal target that reads equal prompts once, so that thousands of rows start in a moment."""
+    """A causal target that runs equal prompts once, so that thousands of rows start quickly."""
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

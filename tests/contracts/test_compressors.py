@@ -92,7 +92,7 @@ def shape_is_known_without_looking() -> None:
 
 
 def padding_changes_nothing() -> None:
-    """Ragged batches equal single rows, whatever stands in the padding."""
+    """Ragged batches equal single rows, for any content of the padding."""
     for name in OPTIONS:
         compressor = build(name)
         batch = compress(compressor, *GRIDS, longest=50)
@@ -104,7 +104,7 @@ def padding_changes_nothing() -> None:
 
 
 def images_do_not_mix() -> None:
-    """Changing one image leaves the others' tokens bitwise as they were."""
+    """Changing one image does not change the tokens of other images, bitwise."""
     for name in OPTIONS:
         compressor, given = build(name), images(*GRIDS)
         asked = questions(*GRIDS)

@@ -1,4 +1,4 @@
-"""Sampled distributions of every exact rule through the loop, pair by pair, with a table as the target.
+"""Distributions that every exact rule samples in the loop, by pairs of tokens, with a table as the target.
 
 Rows of one batch have keys of their own, so 20,000 rows are 20,000 independent samples. `distributions.py`
 computes the alarm threshold.
@@ -94,7 +94,7 @@ def test_the_first_place_is_accepted_with_the_overlap_of_the_distributions() -> 
 
 
 def test_the_test_itself_is_calibrated() -> None:
-    """Draws from the distribution itself: the share of p-values below 5 % is 5 % within four sigma."""
+    """For draws from the distribution itself, 5 % of the p-values are below 5 %, within four sigma."""
     distribution = dirichlet(36, seed=3)
     draws = torch.distributions.Multinomial(SAMPLES, distribution)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The contract of every registered drafter; the oracles of the tests run along as the extremes."""
+"""The contract of every registered drafter, and of the drafters in `tests/oracles.py` as extremes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def sampled_answers() -> dict[tuple[int, ...], list[int]]:
 
 @functools.cache
 def neighbour(dtype: torch.dtype) -> CausalTarget:
-    """The target with a little noise on its weights: a draft model that is often right."""
+    """Add a little noise to the target's weights, for a draft model that is often right."""
     model = tiny_llama() if dtype == torch.float32 else tiny_lm()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -188,7 +188,7 @@ ORACLES: dict[str, Build] = {
 
 
 def inspected(drafter: Drafter, limit: int) -> Drafter:
-    """The drafter, whose drafts are examined on their way."""
+    """Return the drafter with a check of all its drafts."""
 
     def start(requests: Sequence[Request], *args: Any) -> DraftSession:
         session = type(drafter).start(drafter, requests, *args)
@@ -197,7 +197,7 @@ def inspected(drafter: Drafter, limit: int) -> Drafter:
 
         def examined(canvas: Canvas) -> Draft:
             for row, (tokens, prompt) in enumerate(zip(canvas.ids, prompts, strict=True)):
-                if len(tokens) - prompt < limit:  # what a finished row is told does not matter
+                if len(tokens) - prompt < limit:  # the inputs of a finished row do not matter
                     assert canvas.root[row] == tokens[-1] and canvas.emitted[row] == len(tokens) - prompt
             draft = propose(canvas)
             examine(draft, drafter)
@@ -228,7 +228,7 @@ def examine(draft: Draft, drafter: Drafter) -> None:
     assert (drawn > 0)[draft.valid[:, 1:]].all(), "no token that q excludes"
 
 
-#: Methods that decide places where they stand, or in another order, and those of continuous tokens.
+#: Methods that decide places in another order than left to right, and methods of continuous tokens.
 OF_PLACES = {name for name, method in METHODS.items() if method.policy is not None} | {
     *("low_confidence", "renoise", "freedave", "zipar"),
     *("masked", "lpd", "maskgit"),
@@ -237,7 +237,7 @@ OF_VECTORS = {"cspd", "shared_noise"}
 
 
 def test_every_registered_drafter_is_tested_here() -> None:
-    windows = {"gsd", "lantern"}  # draft as `sjd`, and are judged by rules that have their own tests
+    windows = {"gsd", "lantern"}  # draft like `sjd`; their acceptance rules have their own tests
     others = {"assistant", "self_speculation"}  # of one family of models
     others |= {"ppd"}  # its probes are nodes of the target's forward pass: tests/methods/test_ppd.py
     left = set(METHODS) - OF_PLACES - OF_VECTORS - windows - others
@@ -258,7 +258,7 @@ def check_greedy_output(build: Build) -> None:
 
 
 BUILDERS = REGISTERED | ORACLES
-SHORT_AND_LONG = (1, 8, 2, 32, 3)  # of each builder one of these, which in turn
+SHORT_AND_LONG = (1, 8, 2, 32, 3)  # one of these for each builder, in turn
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_sampling_is_bitwise_that_of_plain_decoding_wherever_a_row_stands(name: 
 
 
 def check_sampled_output(build: Build, length: int) -> None:
-    """Gumbel-exact for drafts of any length, chains and trees; the drafts are well-formed."""
+    """Sampling with the Gumbel coupling equals plain sampling for chains and trees; all drafts are valid."""
     drafter, seeds = inspected(build(length, torch.float64), 24), [7, 8, 9]
     for order in ([0, 1, 2], [2, 0, 0], [length % 3]):
         prompts, keys = [PROMPTS[row] for row in order], [seeds[row] for row in order]
@@ -280,7 +280,7 @@ def check_sampled_output(build: Build, length: int) -> None:
 
 @pytest.mark.parametrize(("depth", "siblings"), [(1, 0), (8, 0), (2, 2), (3, 2)])
 def test_an_oracle_is_accepted_whole_and_an_adversary_never(depth: int, siblings: int) -> None:
-    """Acceptance length depth + 1 in full rounds, and 1 with the right text all the same."""
+    """The acceptance length is depth + 1 with the oracle and 1 with the adversary; both outputs are right."""
     rounds = 3
     length = 1 + rounds * (depth + 1)
     known = {tuple(prompt): output for prompt, output in zip(MANY[:3], greedy_answers(), strict=False)}
@@ -322,7 +322,7 @@ def test_a_call_leaves_generators_and_flags_as_they_were() -> None:
             torch.is_inference_mode_enabled(),
         )
 
-    # models are made when first asked for, by the world's generator
+    # models are created on first use, with the global generator
     target, drafters = precise(), {name: build(3, torch.float64) for name, build in REGISTERED.items()}
     torch.manual_seed(123)
     before = world()

@@ -124,7 +124,7 @@ def test_another_target_is_refused_and_so_is_none(name: str) -> None:
 @pytest.mark.parametrize("name", HEAD)
 @torch.no_grad()
 def test_a_head_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
-    """All of its weights, and no more; with its vocabulary, where it drafts some tokens alone."""
+    """A saved head has all of its weights and no others, and the vocabulary of the tokens that it drafts."""
     kind, settings, _ = HEAD[name]
     vocabularies: list[dict[str, int]] = [{}] if kind == "eagle3" else [{}, {"frequent_tokens": 20}]
     for few in vocabularies:

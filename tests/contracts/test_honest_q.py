@@ -1,4 +1,4 @@
-"""Honest q: drafts name the distribution that their tokens were drawn from, where ties are the rule.
+"""Honest q: drafts state the distribution that their tokens were drawn from, even with many ties.
 
 Logits have few levels, so that under top-k the k-th is mostly one of several equals. Of all rows in a round,
 a token v at a node comes as often as the sum of their q(v): whatever the rows' contexts are, and also in
@@ -48,7 +48,7 @@ SAMPLED = frozenset({DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT})
 
 
 class CoarseSampler(Sampler):
-    """Rounds all logits, of targets and of drafters, to few levels before they are warped."""
+    """Rounds all logits of targets and drafters to a few levels before warping."""
 
     def _scores(self, logits: Tensor, warping: Warping, shape: Sequence[int]) -> Scores:
         return super()._scores((logits / STEP).round() * STEP, warping, shape)
@@ -199,7 +199,7 @@ def test_every_drafter_that_samples_is_counted_here() -> None:
 @pytest.mark.parametrize("name", ["sjd", "sjd, tree", "cjd"])
 @torch.inference_mode()
 def test_equals_are_parted_in_a_batch_as_they_are_alone(name: str) -> None:
-    """Rows whose top-k differ: what is kept of one is no matter of the others."""
+    """Rows with different top-k: the tokens that one row keeps do not affect the others."""
     drafter, seeds = DRAFTS[name](), (3, 5, 8, 9)
     temperatures, counts = (1.0, 0.8, 0.9, 0.0), (2, 3, 0, 1)
     together = run(drafter, CoarseSampler(temperatures, top_k=counts), 4, seeds)

@@ -1,4 +1,4 @@
-"""Rounds that the host reads when the next is on its way give what they give when it reads them at once."""
+"""Rounds give the same results if the host reads them after the next round has started."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ AHEAD = [name for name, build in CASES.items() if build()[0].runs_ahead]
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU stands for a device that works by itself."""
+    """Treat the CPU as an asynchronous device."""
     monkeypatch.setattr(loop, "runs_by_itself", lambda device: True)
 
 
@@ -67,7 +67,7 @@ def test_nothing_but_the_time_of_reading_changes(name: str, end: tuple[int, ...]
 
 
 def order_of(name: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str:
-    """The order of events in a call: s for a scoring forward, r for a read."""
+    """Return the order of events in a call: s for a scoring forward pass, r for a read."""
     events: list[str] = []
     for owner, method, letter in ((CausalTarget, "score", "s"), (Canvas, "read", "r")):
         real = getattr(owner, method)
@@ -82,7 +82,7 @@ def order_of(name: str, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> str
 
 
 class Never(StoppingCriteria):
-    """Never stops, but must be asked."""
+    """A criterion that never stops, but must be called."""
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         return torch.zeros(len(input_ids), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Known faults of assisted decoding in transformers 5.23, none of which the loop has.
+"""Known faults of assisted decoding in transformers 5.23, which the loop does not have.
 
 Plain `generate` without a draft is the judge; "Peer" is what transformers does with one. It refuses batches,
 which test_drafters.py decodes; text streams and warnings are tested with the pipeline.
@@ -34,7 +34,7 @@ def test_stop_strings_are_equal_over_many_outputs(name: str) -> None:
     tokenizer, stopped = letters(), 0
     criterion = StopStringCriteria(tokenizer, ["cab", "ddc", "gaf", "hbe", "ee", "bac"])
     for prompt in PROMPTS:
-        prompt = [*prompt] * 3  # there is much to copy
+        prompt = [*prompt] * 3  # so that drafts can copy much
         expected = generate(llama().model, prompt, 40, stopping_criteria=[criterion])
         run = decode(llama(), [prompt], DRAFTERS[name](), max_new_tokens=40, criteria=[criterion])
         assert run.outputs == [expected]

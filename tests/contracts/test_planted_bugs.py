@@ -1,4 +1,4 @@
-"""Planted bugs: each must be caught, and the real code must pass; a suite that cannot fail proves nothing.
+"""Planted bugs: the checks must find each of them, and must pass on the real code.
 
 The bugs are those of published code, common mistakes, and every bug that the loop itself once had. A bug is a
 few characters of the real code.
@@ -24,7 +24,7 @@ DISTRIBUTION = "mmspec.core.distributions"
 RESIDUAL = "mmspec.kernels.chain:residual"
 
 
-# Most bugs of distributions move them so far that a third of the samples shows each with p < 1e-15 (of five
+# Most bugs change distributions so much that a third of the samples finds each with p < 1e-15 (of five
 # seeds); those that correlate two draws, or move a pair by less, need all.
 few_speculative, few_cold, few_iid, few_without, few_k_sequential = (
     functools.partial(check, 6_000)
@@ -107,7 +107,7 @@ BUGS = {
         "mmspec.kernels.sampling:_divide",
         ("return logits / temperature", "return logits / temperature**2"),
     ),
-    # exactness lost in silence: trees of top-k, draft lengths by q, siblings without a residual
+    # output that is silently not exact: trees of top-k, draft lengths by q, siblings without a residual
     "deterministic top-k judged with the ratio of q": bug(
         few_without,
         "tests.oracles:SampledTreeDrafter.perturb",
@@ -157,7 +157,7 @@ BUGS = {
         f"{SAMPLING}:Sampler.processed",
         ("[*committed, *path]", "[*committed]"),
     ),
-    # further ways to be wrong
+    # other mistakes
     "stop criteria asked once a round": bug(
         edge_checks.stops_inside_a_block,
         "mmspec.core.canvas:Canvas._extend",
@@ -214,7 +214,7 @@ BUGS = {
     "drawn sibling not removed from q": bug(
         checks.recursive_distribution_without_replacement, RECURSIVE, ("q.scatter(-1, x, 0.0)", "q")
     ),
-    # bugs that the loop once had
+    # earlier bugs of the loop
     "a sibling that q cannot draw is accepted": bug(check_edges, RECURSIVE, (" & (q_x > 0)", "")),
     "a ragged tree taken for a chain": bug(
         checks.ragged_ancestors_are_found,

@@ -1,4 +1,4 @@
-"""The contract of every registered acceptance rule, with every kind of draft it is sound for."""
+"""The contract of every registered acceptance rule, with every kind of draft that it supports."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ EXACT = [
 
 
 def rule_of(name: str, vocabulary: int) -> AcceptanceRule:
-    """Build a registered rule with its defaults, fitted to some target of that many codes."""
+    """Build a registered rule with its defaults, fitted to a target with that many codes."""
     return fitted(RULES[name](), vocabulary)
 
 
@@ -151,7 +151,7 @@ def test_padding_is_never_accepted(name: str) -> None:
 
 
 def test_a_rejection_rule_refuses_a_draft_without_its_distribution() -> None:
-    """Greedy and coupled drafts have no q: a ratio would be made up."""
+    """Greedy and coupled drafts have no q, so there is no ratio."""
     draft = Tree.chain(torch.zeros(1, 2, dtype=torch.long), DraftKind.POINT)
     scores = Scores(torch.zeros(1, 2, 3), greedy=False)
     with pytest.raises(TypeError, match="no q"):

@@ -1,4 +1,4 @@
-"""Tables as targets: a Markov chain of order two whose joint distribution is known exactly."""
+"""Targets that are tables: Markov chains of order two with an exactly known joint distribution."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def dirichlet(*shape: int, seed: int, concentration: float = 0.7) -> Tensor:
 
 @dataclass
 class TableState:
-    """Committed tokens: like keys and values, the root is not among them.
+    """The committed tokens. As with keys and values, the root is not included.
 
     Attributes:
         tokens: [B, capacity].
@@ -67,7 +67,7 @@ class TableTarget:
     any_order = by_blocks = False
 
     def plain_decoding(self) -> None:
-        """Tokens are decoded one after the other."""
+        """Decode one token after the other."""
 
     def __init__(self, logits: Tensor) -> None:
         self.logits = logits

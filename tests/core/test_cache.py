@@ -1,4 +1,4 @@
-"""The ragged cache: its contents, its masks, its growth, and the models that it refuses."""
+"""The ragged cache: its contents, masks and growth, and the models that it does not support."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_logits_of_a_tree_are_those_of_its_paths_under_sdpa_and_eager() -> None:
 
 
 def test_every_prompt_of_a_batch_is_read_as_the_beginning() -> None:
-    """PaliGemma attends both ways within the first part of a prompt, where nothing is cached yet."""
+    """PaliGemma has bidirectional attention in the first part of a prompt, while the cache is empty."""
     text = dict(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
     text |= dict(num_attention_heads=4, num_key_value_heads=2, head_dim=8)
     vision = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
@@ -43,7 +43,7 @@ def test_every_prompt_of_a_batch_is_read_as_the_beginning() -> None:
     for row, read in zip(rows, logits, strict=True):
         assert (
             read - model(**row).logits[0, -1]
-        ).abs().max() < 1e-4  # rounding: 1e-5; read as a sequel: 0.04
+        ).abs().max() < 1e-4  # rounding: 1e-5; with causal attention: 0.04
 
 
 def test_a_path_longer_than_the_window_is_measured_in_tokens() -> None:
@@ -70,7 +70,7 @@ def test_attention_that_cannot_be_masked_is_refused_with_what_to_do() -> None:
 
 
 def test_a_cache_that_must_grow_does_so_in_blocks_without_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft model's cache starts at the size of its prompts and grows as they go on."""
+    """The draft model's cache starts at the size of its prompts and grows with them."""
     monkeypatch.setattr(cache_module, "CAPACITY_BLOCK", 16)
     target, small = CausalTarget(tiny_llama()), Recorder(tiny_llama())
     expected = [generate(target.model, prompt, 64) for prompt in PROMPTS]

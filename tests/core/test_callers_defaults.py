@@ -1,4 +1,4 @@
-"""A default dtype or a default device of the caller's program changes no token."""
+"""The caller's default dtype and default device do not change the tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 
 def check(call: Callable[[], Any], *, on_another_device: bool = True) -> None:
-    """The call gives the same under every default; a tensor that stands on "meta" raises where it is used."""
+    """The call returns the same under every default; a tensor on the device "meta" raises if it is used."""
     expected = call()
     for dtype in DTYPES:
         with default_dtype(dtype):
@@ -63,7 +63,7 @@ def test_drafters_draft_the_same(name: str) -> None:
 
 
 def progress() -> torch.Tensor:
-    """Shares of long texts that are decided."""
+    """Return the decided shares of long texts."""
     decided = torch.arange(100, device="cpu") < 57
     rows = torch.zeros(3, 100, dtype=torch.long, device="cpu"), decided.expand(3, -1)
     begin = torch.tensor([3, 601, 901], device="cpu")

@@ -1,4 +1,4 @@
-"""A round from propose to commit is one graph: nothing in it depends on what the host could read."""
+"""A round from propose to commit is one graph: no part of it depends on values that the host reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The closed forms over a tree equal reading every path token by token, in float64, each tree another one."""
+"""The closed forms over random trees equal the recurrence over every path, token by token, in float64."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_convolutions_see_the_path_behind_the_prompt() -> None:
 
 
 def test_a_commit_leaves_what_reading_the_path_leaves() -> None:
-    """Rows that are not active, one of them no number any more, keep what they had."""
+    """Inactive rows keep their states, even a row with NaN."""
     draft = ragged_draft()
     for node in range(NODES):
         layer, _, known, (*parts, state) = scored_layer(draft)
@@ -131,7 +131,7 @@ def state_space_inputs(seed: int = 2) -> tuple[tuple[Tensor, ...], Tensor]:
 
 
 def test_a_state_space_reads_every_path_as_its_recurrence_does() -> None:
-    """Outputs, and the states that commits leave; a head that forgets all at one token is no overflow."""
+    """Compares outputs and committed states; complete decay at one token does not overflow."""
     draft, (parts, state) = ragged_draft(), state_space_inputs()
     parts[3][:, 4, 0] = -2000.0
     out, updates = recurrent.state_space_tree(*parts, state, draft.ancestors)

@@ -1,4 +1,4 @@
-"""Logits that are not finite: the row ends with an error of its own, the other rows go on."""
+"""With logits that are not finite, a row ends with an error, and the other rows continue."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def bad_logits(name: str) -> Tensor:
 )
 @pytest.mark.every(2)
 def test_a_bad_row_ends_with_an_error_and_the_others_go_on(name: str, temperature: float) -> None:
-    """transformers: the same id for ever, or a device assert that takes the process along."""
+    """transformers repeats one id, or ends the process with a device assert."""
     sampler = Sampler(temperature)
     known = futures(precise(), PROMPTS, sampler, max_new_tokens=LIMIT)
     plain = list(known.values())
@@ -100,7 +100,7 @@ def test_processors_that_exclude_every_token_end_that_row_alone() -> None:
 
 
 def test_a_row_that_fails_at_its_first_token_leaves_the_draft_of_the_others_alone() -> None:
-    """With a prompt of one token there is none before the newest."""
+    """A prompt of one token has no token before the newest."""
 
     class FailsOnThree(CausalTarget):
         def prefill(

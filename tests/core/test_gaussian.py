@@ -24,7 +24,7 @@ def departure(one: Gaussian, values: Tensor) -> float:
 
 
 def by_rejection(p: Gaussian, q: Gaussian) -> tuple[Tensor, float]:
-    """Values of p by candidates of q, round by round until no place is open, and how many were accepted."""
+    """Sample p by rejection of candidates of q; return the values and the share of accepted candidates."""
     random, place = RandomStream.from_seed(0, ROWS), torch.zeros(ROWS, 1, dtype=torch.long)
     x, judged_by = q.candidate(random, place, Purpose.DRAFT)
     u = random.uniform(place, Purpose.ACCEPT, 1, torch.float32)[..., 0]

@@ -52,7 +52,7 @@ def test_replays_give_what_the_function_gives(tape: Tape):
         given = inputs(rows, offset)
         kept.append((cache("key", affine, given), affine(*given)))
     assert tape.captured == [4, 1]  # 3 and 4 rows share a graph, none and one another
-    for own, expected in kept:  # after all replays: results are no views of what a graph writes
+    for own, expected in kept:  # after all replays: results are not views of a graph's output
         assert torch.equal(own, expected)
 
 

@@ -1,4 +1,4 @@
-"""Targets and drafters hold no request: calls on the same objects do not disturb each other."""
+"""Targets and drafters have no state of requests: calls on the same objects are independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Outputs that are not one grid: scales of an image, frames of a video; and who needs a grid says so."""
+"""Outputs other than one grid: scales of an image, frames of a video; errors of code that needs a grid."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random numbers belong to a row, a place and a purpose."""
+"""Random numbers are keyed by row, place and purpose."""
 
 from __future__ import annotations
 

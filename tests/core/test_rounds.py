@@ -1,4 +1,4 @@
-"""Costs of a round: one read of the device, two shapes, the hidden states that were asked for."""
+"""Costs of a round: one read of the device, two shapes, and only requested hidden states."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DISPATCHED = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select
 
 
 def compute_as_on_a_gpu(patch: pytest.MonkeyPatch) -> None:
-    """Let torch compute what is NumPy's on a CPU, whose memory it shares."""
+    """Use torch for computations that use NumPy on a CPU, where both share memory."""
     patch.setattr(philox, "uniforms_on_host", philox._uniforms_in_torch)
     patch.setattr(ordering, "_sort_on_host", ordering._sort_in_torch)
     patch.setattr(ordering, "_largest_on_host", ordering._largest_in_torch)
@@ -121,7 +121,7 @@ def counted_copies() -> Iterator[Counter[str]]:
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.every(2)
 def test_the_host_reads_the_device_once_a_round_and_copies_nothing_to_it(name: str) -> None:
-    """But the text that was found in the host's index."""
+    """The text that the host's index finds is an exception."""
     drafter, rule, sampler = CASES[name]
     rounds: list[tuple[Counter[str], Counter[str]]] = []
     with counted_reads() as reads, counted_copies() as copies:

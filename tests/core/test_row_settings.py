@@ -1,4 +1,4 @@
-"""Sampling settings per row: a row of a batch is what it is alone with its own settings and seed."""
+"""Sampling settings per row: a row of a batch equals its single run with the same settings and seed."""
 
 from __future__ import annotations
 

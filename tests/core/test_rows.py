@@ -1,4 +1,4 @@
-"""Taking rows out of a batch and putting others in; distributions under top-k as pairs meanwhile."""
+"""Rows that leave and enter a batch, also while distributions under top-k are stored as pairs."""
 
 from __future__ import annotations
 

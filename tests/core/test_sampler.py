@@ -1,4 +1,4 @@
-"""Warping against transformers' own warpers, processors along drafts, guidance."""
+"""Warping compared with transformers' warpers, processors along drafts, and guidance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes beside their logits: hidden states that rules read; nodes that a table of the state embeds."""
+"""Hidden states of nodes that rules read, and nodes that the state embeds with a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping: a row ends at the very token, whatever else was accepted with it."""
+"""Stopping: a row ends at the exact token, even if later tokens were accepted with it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_the_length_cuts_a_block() -> None:
 
 
 def test_an_end_token_beside_the_accepted_path_ends_nothing() -> None:
-    """The junk siblings of this oracle hold the end token at every depth."""
+    """The wrong siblings of this oracle contain the end token at every depth."""
     prompt = PROMPTS[0]
     plain = generate(llama().model, prompt, 24)
     known = {tuple(prompt): plain}

@@ -43,7 +43,7 @@ def served(blocks: gradio.Blocks) -> Iterator[str]:
 
 @contextlib.contextmanager
 def visiting(browser: Any, url: str, size: dict[str, int] = DESKTOP, scheme: str = "light") -> Iterator[Any]:
-    """Open a page; afterwards, nothing but its own server may have been asked for anything."""
+    """Open a page, and check afterwards that it sent requests to its own server only."""
     context = browser.new_context(viewport=size, color_scheme=scheme)
     context.set_default_timeout(PATIENCE)
     page, asked, complaints = context.new_page(), set(), []

@@ -1,4 +1,4 @@
-"""Tokens coloured by who proposed them."""
+"""Tokens coloured by their source, the drafter or the target."""
 
 import re
 from collections.abc import Iterator

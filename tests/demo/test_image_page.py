@@ -59,7 +59,7 @@ def test_the_image_fills_in_and_stop_ends_the_model_within_a_round(browser, url,
 
     def slowly(*args: Any) -> Any:
         counted.append(None)
-        time.sleep(0.05 if len(counted) < 20 else 0.3)  # so that it is at work when a busy machine says stop
+        time.sleep(0.05 if len(counted) < 20 else 0.3)  # still runs when a busy machine stops it
         return score(*args)
 
     monkeypatch.setattr(demo.pipe.target, "score", slowly)

@@ -1,4 +1,4 @@
-"""The folders under demos/ are Spaces as they stand."""
+"""The folders under demos/ are complete Spaces."""
 
 import os
 import re

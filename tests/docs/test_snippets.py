@@ -1,4 +1,4 @@
-"""The Python of README and of the pages that need the reference models alone runs as it stands."""
+"""The Python snippets of README, and of pages that need only the reference models, run unchanged."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The glossary of docs/reference holds in pages, docstrings, comments and error texts."""
+"""Pages, docstrings, comments and error texts use the words of the glossary in docs/reference."""
 
 import ast
 import io
@@ -12,7 +12,7 @@ import pytest
 from tests.packaging.source_tree import ROOT
 
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
-#: Phrases of the old prose, which plain English does without.
+#: Phrases to avoid.
 RIDDLES = (
     r"(?:is|are|was|were|be) told",
     r"tells? of",

@@ -7,7 +7,7 @@ from mmspec.core.verdict import Path
 
 
 def accept_everything(self, draft, scores, random, emitted):
-    """Takes every valid draft token unseen."""
+    """Accepts every valid draft token."""
     node = torch.where(draft.valid, draft.depth, 0).argmax(-1)
     return Path.at(draft, node, take(scores.choose(draft, random, emitted), node))
 

@@ -1,4 +1,4 @@
-"""Tests of sampled tokens and images: right samples pass, and every planted bias shows."""
+"""Tests of sampled tokens and images: correct samples pass, and every planted bias is found."""
 
 from __future__ import annotations
 

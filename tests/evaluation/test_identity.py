@@ -1,4 +1,4 @@
-"""Losslessness check on tiny models: exact accelerators pass, bugs are found, rounding explains ties."""
+"""Identity check on tiny models: exact accelerators pass, bugs are found, rounding explains ties."""
 
 import pytest
 import torch

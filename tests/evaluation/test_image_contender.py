@@ -1,4 +1,4 @@
-"""Losslessness checks of models that draw, and what is measured as they draw."""
+"""Identity checks of image models, and measurements during generation."""
 
 from __future__ import annotations
 

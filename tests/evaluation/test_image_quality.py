@@ -1,4 +1,4 @@
-"""Sets of images: folders, networks of features, the cache of references, and what scores say of them."""
+"""Quality of sets of images: folders, feature networks, the cache of references, and scores."""
 
 import json
 import math
@@ -88,7 +88,7 @@ def test_real_scenes_score_as_they_should_and_wrong_prompts_colours_and_repetiti
 
     same = ImageSet("same", images.images[:1] * COUNT, images.prompts[:1] * COUNT, [[1, 2]] * COUNT)
     found = score_images(same, None, ["attributes"], scorer)
-    assert found["attributes"].value == 1.0 and found["attributes"].low < 0.95  # 24 are no proof
+    assert found["attributes"].value == 1.0 and found["attributes"].low < 0.95  # 24 images are too few
     assert found["diversity"].value == pytest.approx(1.0, abs=1e-4)
     assert found["entropy_tokens"].value == pytest.approx(math.log(2))
 

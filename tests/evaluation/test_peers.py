@@ -1,4 +1,4 @@
-"""transformers' own `generate` beside our accelerators: the same tokens, counted forwards, stated gaps."""
+"""transformers' `generate` as a peer of accelerators: equal tokens, counted forward passes, stated gaps."""
 
 from copy import deepcopy
 
@@ -55,7 +55,7 @@ def test_every_way_gives_our_tokens_over_several_turns(pipe):
 
 
 def test_a_compiled_forward_decodes_our_tokens_and_leaves_the_model(pipe, monkeypatch):
-    """Weights are frozen while it runs; what compiles is not the subject here."""
+    """Weights are frozen while it runs. Compilation itself is not tested here."""
     frozen = []
 
     def compiled(forward, dynamic):

@@ -101,13 +101,13 @@ def slow_distance(one, other):
 
 
 def biased_distance(one, other):
-    """A planted bug: the V-statistic, in which every image also meets itself."""
+    """A planted bug: the V-statistic, which compares every image with itself too."""
     grams = ((one @ one.T, 1), (other @ other.T, 1), (one @ other.T, -2))
     return sum(sign * ((gram / one.shape[1] + 1) ** 3).mean() for gram, sign in grams).item()
 
 
 def paired_distance(one, other):
-    """A planted bug: the estimator for independent sets, in which the images of one prompt meet."""
+    """A planted bug: the estimator for independent sets, which compares images of the same prompt."""
     within = [((a @ a.T / a.shape[1] + 1) ** 3).fill_diagonal_(0).sum() for a in (one, other)]
     across = ((one @ other.T / one.shape[1] + 1) ** 3).mean()
     return (sum(within) / (len(one) * (len(one) - 1)) - 2 * across).item()

@@ -1,4 +1,4 @@
-"""Timing with injected clocks, the figures made of runs with their intervals, memory and energy."""
+"""Timing with injected clocks, figures of runs with their intervals, memory and energy."""
 
 from collections import Counter
 
@@ -77,7 +77,7 @@ def test_the_ratio_is_of_medians_and_its_range_is_of_repeats():
     runs = [run("none", i, s) for i, s in enumerate(plain)] + [run("copy", i, s) for i, s in enumerate(fast)]
     baseline, record = summarise(runs, ["none", "copy"])
     assert record.seconds == 3.0
-    assert record.speedup == pytest.approx(2 / 3)  # one slow repeat of plain decoding does not make us fast
+    assert record.speedup == pytest.approx(2 / 3)  # the slow repeat of plain decoding has no effect
     assert (record.speedup_min, record.speedup_max) == (0.5, 3.0)
     assert baseline.speedup == baseline.speedup_min == baseline.speedup_max == 1.0
 
@@ -138,7 +138,7 @@ def test_the_best_of_several_settings_is_found_and_a_single_one_is_not_searched(
 
 
 def test_an_interval_covers_what_it_should():
-    """Prompts of random ratios around 2: the interval of 40 of them holds the truth about 19 times in 20."""
+    """For random ratios around 2, the interval of 40 prompts contains the true ratio in 95 % of trials."""
     generator, held, widths = np.random.default_rng(1), 0, []
     for _ in range(60):
         ours = generator.uniform(1, 3, 40)
@@ -152,7 +152,7 @@ def test_an_interval_covers_what_it_should():
     assert np.median(widths) == pytest.approx(normal, rel=0.1)
 
 
-# A process of its own: one that has run other tests holds memory that a new tensor may take over unseen.
+# In a separate process: after other tests, a new tensor could reuse memory, which would not be measured.
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ REFERENCES = [
 
 
 def test_figures_are_the_formulas():
-    """The numbers are those of Papineni's, Lin's and Vedantam's formulas, written out once."""
+    """The expected numbers come from the formulas of Papineni, Lin and Vedantam."""
     found = score_texts(TEXTS, REFERENCES, METRICS)
     assert found["exact"].value == 0.25
     assert found["bleu"].value == pytest.approx(BLEU, rel=1e-9)

@@ -1,4 +1,4 @@
-"""Our noise, by row, place and step, in the place of what other implementations of canvases draw of torch."""
+"""Noise by row, place and step, as in mmspec, for other implementations that draw canvases with torch."""
 
 from __future__ import annotations
 

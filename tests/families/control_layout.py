@@ -22,7 +22,7 @@ State = dict[str, Tensor]
 
 
 def controlar_state(seed: int = 0, **condition: int) -> State:
-    """All keys of an official file, those that no forward reads among them."""
+    """Return all keys of an official file, including unused ones."""
     shapes: dict[str, tuple[int, ...]] = {
         "embeddings.cls_token": (1, 1, VISION),
         "embeddings.mask_token": (1, VISION),

@@ -109,7 +109,7 @@ def vq_state(multipliers: Sequence[int], seed: int = 0) -> dict[str, Tensor]:
 
 
 def renamed(held: Mapping[str, Held], parts: Sequence[tuple[str, str]], levels: int) -> dict[str, Held]:
-    """The same under the names of the other layout."""
+    """Rename tensors to the other layout."""
 
     def other(match: re.Match[str]) -> str:
         level = int(match[3]) if match[1] == "encoder" else levels - 1 - int(match[3])

@@ -1,4 +1,4 @@
-"""A Llama layer on one sequence, by its published names and with nothing but matrices."""
+"""A Llama layer on one sequence, by its published names, with plain matrix operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Masked language models decoded the slow way: one row, lists, no cache, every forward over all places.
+"""Slow decoding of masked language models: one row, lists, no cache, forward passes over all places.
 
 Each twin returns the tokens of the output, and how many forwards decided them.
 """
@@ -102,7 +102,7 @@ def unmask_doubting(
     block: int | None = None,
     places: int = 1,
 ) -> tuple[list[int], int, int]:
-    """As `unmask_everywhere`, and what is doubted is masked again; also returns how many places were.
+    """Like `unmask_everywhere`, but masks uncertain tokens again; also returns the number of these places.
 
     Places of the block that were decided in earlier forwards, and whose tokens have come to be less probable
     than `threshold`, are opened again: the least probable first, one fewer than this forward decides.

@@ -52,7 +52,7 @@ def transformer_state(seed: int = 0, **settings: Any) -> dict[str, Tensor]:
     return fill(transformer_shapes(**settings), seed, embeddings=("tok_embeddings", "cls_embedding.e"))
 
 
-#: Tensors in place of those that a file has, or None where it has none of the name.
+#: Tensors that replace those of a file; None removes a tensor.
 Changes = dict[str, Tensor | None]
 
 

@@ -1,6 +1,6 @@
 """LPD, NAR and PAR by their published names: random weights, and decoding in plain loops without a cache.
 
-Float64, one image at a time: every forward reads everything anew, with a mask that says what sees what.
+Float64, one image at a time: each forward pass processes the whole sequence, with an explicit mask.
 """
 
 from __future__ import annotations

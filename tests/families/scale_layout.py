@@ -1,6 +1,6 @@
 """VAR by its published names: random weights, and decoding in plain loops without a cache.
 
-Float64, one image at a time: every forward reads all scales so far anew, with a mask of what sees what.
+Float64, one image at a time: each forward pass processes all scales so far, with an explicit mask.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def naive_logits(state: State, label: int, read: Sequence[Tensor], heads: int = 
 
 
 def naive_added(vae: State, sides: Sequence[int], scale: int, tokens: Sequence[int]) -> Tensor:
-    """[1, c, P, P] what the tokens of a scale add."""
+    """Return the features that the tokens of a scale add: [1, c, P, P]."""
     names = sorted(n.removesuffix(".weight") for n in vae if "quant_resi" in n and n.endswith(".weight"))
     count, share = len(names), scale / (len(sides) - 1)
     edge = 1 / 3 / count if count == 4 else 1 / 2 / count
@@ -143,7 +143,7 @@ def naive_added(vae: State, sides: Sequence[int], scale: int, tokens: Sequence[i
 
 
 def naive_features(vae: State, sides: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """[1, c, P, P] what the tokens of all scales come to."""
+    """Return the sum of the features of all scales: [1, c, P, P]."""
     parts = torch.tensor(tokens).split([side**2 for side in sides])
     return sum(naive_added(doubled(vae), sides, scale, part.tolist()) for scale, part in enumerate(parts))
 

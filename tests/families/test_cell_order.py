@@ -43,7 +43,7 @@ def test_steps_fall_from_the_first_forward_to_the_last(shape: str, expected: lis
 
 
 def scale_at(schedule: str, known: int, left: int) -> float:
-    """Guidance scale of a round that leaves so many of 256 cells, where `known` were decided before."""
+    """Return the guidance scale of a round that leaves so many of 256 cells, with `known` decided before."""
     sampler: Any = MARSampler(
         source=None,  # type: ignore[arg-type]
         schedule=None,

@@ -1,4 +1,4 @@
-"""Folders of Lumina-mGPT, whose norms transformers would refuse."""
+"""Folders of Lumina-mGPT, whose norms transformers does not load."""
 
 import json
 

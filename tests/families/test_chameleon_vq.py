@@ -32,7 +32,7 @@ def model():
 
 @pytest.fixture(scope="module")
 def state(model):
-    """The tokenizer whole: the half that transformers has, and a random decoder."""
+    """Return all weights of the image tokenizer: those of transformers' encoder, and of a random decoder."""
     return {**model.model.vqmodel.state_dict(), **fill(decoder_shapes(), 3, embeddings=())}
 
 

@@ -1,4 +1,4 @@
-"""Official files of LlamaGen and LANTERN: every container is read, and whatever does not fit is named."""
+"""Official files of LlamaGen and LANTERN: all formats are read, and errors name what does not fit."""
 
 import argparse
 import math

@@ -58,7 +58,7 @@ def with_noise(noise: Noise, patch: pytest.MonkeyPatch) -> Iterator[None]:
 def generated(
     target: DiffusionGemmaTarget, row: int, canvases: int, patch: pytest.MonkeyPatch, **settings: Any
 ) -> tuple[list[int], float]:
-    """Tokens of `generate`, and how many it gave a forward."""
+    """Return the tokens of `generate`, and its tokens per forward pass."""
     from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
     given = {"max_denoising_steps": STEPS, "sampler_config": EntropyBoundSamplerConfig(3.0), **settings}
@@ -78,7 +78,7 @@ def run_of(target: DiffusionGemmaTarget, rows: list[int], count: int, **more: An
 
 
 def test_tokens_are_those_of_generate(target: DiffusionGemmaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ragged rows over several canvases, the window of whose layers slides."""
+    """Ragged rows over several canvases, in a model with sliding windows."""
     run = run_of(target, [0, 1, 2], 3 * LENGTH)
     for row in range(3):
         tokens, _ = generated(target, row, 3, monkeypatch)
@@ -115,7 +115,7 @@ def test_an_end_token_cuts_the_output(target: DiffusionGemmaTarget) -> None:
 
 
 def test_images_are_seen(target: DiffusionGemmaTarget) -> None:
-    """Two images give two outputs, and the same one the same."""
+    """Different images give different outputs, and equal images equal ones."""
     vision = target.config.vision_config
     side = vision.patch_size * vision.pooling_kernel_size
     pixels = torch.rand(1, 9, 3 * vision.patch_size**2, generator=torch.Generator().manual_seed(0))
@@ -152,7 +152,7 @@ def test_what_does_not_fit_is_refused(target: DiffusionGemmaTarget) -> None:
 
 
 def test_the_pipeline_answers_with_it() -> None:
-    """Greedy calls take the likeliest of every draw; what is noise again still depends on the seed."""
+    """Greedy calls take the most likely tokens; places with new noise still depend on the seed."""
     pipe: Any = VisionLanguagePipeline(tiny_diffusion_gemma(LENGTH, vocab=104), tiny_tokenizer())
     assert pipe.accelerator.name == "none" and pipe.default_accelerator == "none"
     asked: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 14}

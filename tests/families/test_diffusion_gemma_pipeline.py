@@ -1,7 +1,7 @@
 """DiffusionGemma in the loop, against diffusers' `DiffusionGemmaPipeline` with equal noise, token for token.
 
-The pipeline differs from transformers' `generate`, and from us, in what these tests say: what a canvas is
-whose steps run out, a stability of 0, what goes on behind an end token, how an image sees itself.
+The pipeline differs from transformers' `generate`, and from mmspec, in these points: the content of a canvas
+whose steps run out, a stability of 0, tokens after an end token, and attention inside an image.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not HAS_CANVAS_PIPELINE, reason="diffusers or tr
 
 LENGTH, STEPS = 6, 5
 PROMPTS = ["how many", "where is the red circle ? what is there ?"]
-#: All is kept and hardly anything drawn, so that canvases settle; or what is not sure is noise to the end.
+#: Settings in which canvases settle, and settings in which uncertain places stay noise to the end.
 SETTLING = {"entropy_bound": 9.0, "t_min": 0.02, "t_max": 0.05}
 NOISY = {"entropy_bound": 3.0, "t_min": 0.4, "t_max": 0.8}
 
@@ -51,7 +51,7 @@ def tiny(likeliest: bool = True, **settings: float) -> Any:
 
 
 def piped(pipe: Any, rows: Sequence[int], steps: int, patch: pytest.MonkeyPatch, **how: Any) -> Tensor:
-    """Sequences of the pipeline, whose numbers are those of our rows."""
+    """Return the sequences of the pipeline, run with the random numbers of mmspec."""
     vocabulary = pipe.model.config.text_config.vocab_size
     noises = [Noise(row, LENGTH, steps, vocabulary) for row in rows]
     drawn = False
@@ -75,7 +75,7 @@ def piped(pipe: Any, rows: Sequence[int], steps: int, patch: pytest.MonkeyPatch,
 
 
 def ours(pipe: Any, rows: Sequence[int], steps: int, end: Sequence[int] = (), **settings: Any) -> Run:
-    """The same in our loop, each row alone in its canvases."""
+    """Return the sequences of the loop of mmspec, with each row in a batch of its own."""
     how = {"messages": None, "image": None, "add_generation_prompt": True}
     ids, mask, _ = pipe._prepare_inputs(prompt=[PROMPTS[row] for row in rows], **how)
     prompts = [tokens[seen.bool()].tolist() for tokens, seen in zip(ids, mask, strict=True)]
@@ -88,7 +88,7 @@ def ours(pipe: Any, rows: Sequence[int], steps: int, end: Sequence[int] = (), **
 
 @pytest.mark.parametrize("stability", [1, 2])
 def test_settled_canvases_are_those_of_the_pipeline(stability: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ragged rows over several canvases, as many as the length begins; ours wait for no other row."""
+    """Ragged rows over several canvases; in mmspec, rows do not wait for other rows."""
     pipe, steps = tiny(likeliest=False, **SETTLING), 40
     settled = {"stability_threshold": stability, "confidence_threshold": 1.5}
     forwards: list[Any] = []
@@ -101,7 +101,7 @@ def test_settled_canvases_are_those_of_the_pipeline(stability: int, monkeypatch:
 
 
 def test_a_canvas_whose_steps_run_out_is_what_was_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pipeline leaves it as the last step drew it, where that was kept, and made noise of all else."""
+    """The pipeline keeps accepted tokens of the last step, and replaces all others by noise."""
     pipe, plain = tiny(**NOISY), tiny(likeliest=False, **NOISY)
     run = ours(pipe, [0, 1], STEPS)
     assert run.outputs == piped(pipe, [0, 1], STEPS, monkeypatch).tolist()
@@ -109,7 +109,7 @@ def test_a_canvas_whose_steps_run_out_is_what_was_likeliest(monkeypatch: pytest.
     decided = torch.tensor(run.outputs)[:, :LENGTH]
     assert 0 < int((left != decided).sum()) < left.numel()
     endless = piped(pipe, [0, 1], STEPS, monkeypatch, confidence_threshold=None)
-    assert endless.tolist() == run.outputs  # none was sure
+    assert endless.tolist() == run.outputs  # no place was certain
 
 
 def test_a_stability_of_0_is_read_as_1_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_a_stability_of_0_is_read_as_1_there(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("rows", [[1], [0, 1]])
 def test_rows_are_the_same_up_to_an_end_token(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Behind it the pipeline goes on, to the end of the canvas in which the last row has one."""
+    """The pipeline continues after it, to the end of the canvas with the last row's end token."""
     pipe = tiny(**NOISY)
     whole = ours(pipe, rows, STEPS).outputs
     shared = (token for token in whole[-1] if all(token in row for row in whole))
@@ -138,7 +138,7 @@ def test_rows_are_the_same_up_to_an_end_token(rows: list[int], monkeypatch: pyte
 def test_places_of_an_image_see_what_is_behind_them(
     bidirectional: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by `generate`: what the pipeline hands to the encoder makes it read images from left to right."""
+    """As in `generate`. The pipeline's inputs make its encoder use causal attention for images."""
     pipe = tiny(**NOISY)
     pipe.model.config.text_config.use_bidirectional_attention = bidirectional
     image = tiny_images()[0]

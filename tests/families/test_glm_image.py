@@ -1,4 +1,4 @@
-"""GLM-Image's autoregressive half draws what `generate` draws, at positions by the index of the output."""
+"""The autoregressive part of GLM-Image gives the tokens of `generate`, with positions by output index."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def target() -> GlmImageTarget:
 
 @functools.cache
 def expected(case: str) -> list[int]:
-    """Up to the mark of the end; `generate` has no positions behind it."""
+    """Return the tokens up to the end mark; `generate` has no positions after it."""
     inputs = CASES[case]
     how: dict[str, Any] = {"max_new_tokens": LENGTHS[case], "do_sample": False, "eos_token_id": None}
     return target().model.generate(**inputs, **how)[0, inputs["input_ids"].shape[1] :].tolist()
 
 
 def test_rows_draw_what_generate_draws() -> None:
-    """Side by side, with previews and without, beyond the end of the shorter ones."""
+    """Batches with and without previews, also after the end of shorter rows."""
     accelerators = [build_accelerator(name) for name in ("none", "copy")]
     inputs, known = list(CASES.values()), [expected(case) + [0] * LONGEST for case in CASES]
     accelerators += [loop.oracle(inputs, known, 5, 128, corruption) for corruption in (0.0, 0.3, 1.0)]
@@ -53,7 +53,7 @@ def test_rows_draw_what_generate_draws() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_layout_is_the_preview_and_the_image(case: str) -> None:
-    """As long as the model has positions for, less the mark of the end, which `generate` does not force."""
+    """The layout has as many tokens as the model has positions, without the end mark, which is not forced."""
     layout = target().layout_for(CASES[case])
     target().prefill([CASES[case]], 64)
     assert (
@@ -87,7 +87,7 @@ def test_generate_is_accelerated(name: str, options: dict[str, Any], case: str) 
 
 
 def test_another_request_changes_nothing() -> None:
-    """The table of positions on the module is the last prompt's."""
+    """The module stores the table of positions of the last prompt."""
     first = loop.GreedyRun(target(), build_accelerator("none"), [CASES["text to image"]], Stopping(31))
     rounds = iter(first)
     for _ in range(5):

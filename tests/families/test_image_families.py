@@ -1,4 +1,4 @@
-"""Models of image tokens draw what a naive loop over their modules draws, for every drafter."""
+"""Models of image tokens give the images of a naive loop over their modules, with every drafter."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Family:
     last_row_end: int | None = None
 
     def answer(self, text: str, scale: float) -> list[int]:
-        """The greedy image of a text, naively."""
+        """Return the greedy image of a text, by a naive loop."""
         grid = ImageGrid(self.rows, self.columns, K, self.row_end, self.ending, self.last_row_end)
         words = text.split()
         sides = [self.tokenizer.convert_tokens_to_ids(side(words)) for side in (self.prompt, self.no_prompt)]
@@ -80,7 +80,7 @@ def janus_logits(model: Any, prompt: list[int], output: list[int]) -> Tensor:
 
 @torch.no_grad()
 def worded_logits(model: Any, prompt: list[int], output: list[int], names: list[str]) -> Tensor:
-    """Logits of a model whose text vocabulary holds the codes: the decoder, then the rows of the head."""
+    """Return logits of a model whose text vocabulary contains the codes: decoder, then rows of its head."""
     table = model.config.vocabulary_map
     ids = [table[name] for name in names]
     tokens = [*prompt, *(ids[token] for token in output)]
@@ -217,7 +217,7 @@ def family(request) -> Family:
 
 @pytest.fixture(scope="module")
 def answers(family) -> tuple[float, list[list[int]]]:
-    """A guidance scale, and the naive images of all texts under it; guidance is off for one family."""
+    """Return a guidance scale, 1 for one family, and the naive images of all texts with it."""
     scale = 1.0 if len(family.ending) == 3 else 3.0
     images = [family.answer(text, scale) for text in TEXTS]
     assert all(len(set(image)) > 4 for image in images)
@@ -251,7 +251,7 @@ def test_sampled_rows_are_what_they_are_alone_and_drafts_do_not_change_them(fami
 
 
 def test_a_window_over_the_syntax_draws_the_same(family, answers):
-    """Jacobi decoding, greedy; and sampled with the very noise that plain decoding has."""
+    """Jacobi decoding, greedy, and sampled with the noise of plain decoding."""
     scale, images = answers
     requests = family.requests(TEXTS, guided=scale != 1)
     window = build_accelerator("sjd", window=6, coupling="exact", acceptance="sample_and_match")
@@ -282,7 +282,7 @@ def test_codes_become_the_images_of_the_models_own_decoder():
     codes = torch.randint(K, (2, 16), generator=torch.Generator().manual_seed(0))
     family = janus()
     theirs = family.target.model.decode_image_tokens(codes).permute(0, 3, 1, 2)
-    assert theirs.abs().max() > 1  # so that the limit is seen
+    assert theirs.abs().max() > 1  # so that the limit has an effect
     own = family.target.decode_tokens(codes)
     assert own.shape == (2, 3, 64, 64) and own.abs().max() == 1
     assert torch.equal(own, theirs.clamp(-1, 1))
@@ -345,7 +345,7 @@ def test_emu3_draws_what_generate_of_transformers_draws():
 
 
 def test_what_a_drafter_with_a_head_of_its_own_relies_on(family):
-    """`embed` gives what enters the first layer, `head` what the grammar is applied to."""
+    """`embed` returns the input of the first layer, `head` the logits before the grammar."""
     target, requests = family.target, family.requests(TEXTS[:2], guided=False)
     length = requests[0].layout.length
     state, prompt = target.prefill([request.inputs for request in requests], length + 8, taps=(0, -1))
@@ -365,7 +365,7 @@ def test_what_a_drafter_with_a_head_of_its_own_relies_on(family):
 
 
 def test_tokens_fed_at_chosen_places_score_as_they_do_in_order(family):
-    """Cells in any order get the grammar of the place after each."""
+    """Cells in any order are scored with the grammar of the next place."""
     requests = family.requests(TEXTS[:2])
     prompts = [request.inputs for request in requests] + [request.negative_inputs for request in requests]
     tokens = torch.tensor([draw_plain(family, [request])[:7] for request in requests])

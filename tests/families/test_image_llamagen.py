@@ -1,4 +1,4 @@
-"""LlamaGen draws what its paper's loop draws: any drafter, batch, guidance and length of caption."""
+"""LlamaGen gives the images of its published loop, with any drafter, batch, guidance and caption length."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def reader():
 
 @pytest.fixture(scope="module", params=[1.0, 3.0])
 def class_answers(classes, request):
-    """A guidance scale, and the naive images under it."""
+    """Return a guidance scale, and the naive images with it."""
     prompts = [{"input_ids": torch.tensor([[VOCABULARY + label]])} for label in (*LABELS, NULL)]
     images = [image(classes.model, prompt, prompts[-1], request.param) for prompt in prompts[:-1]]
     assert all(len(set(row)) > 3 for row in images)
@@ -77,7 +77,7 @@ def class_answers(classes, request):
 
 @pytest.fixture(scope="module")
 def caption_answers(captions, reader):
-    """The same for captions, which are padded on the left here: both halves are masked alike."""
+    """Like `class_answers`, for captions, which are padded on the left; both halves have the same mask."""
     ids = torch.full((1, SLOTS), VOCABULARY)
     null = captions.model.model.cls_embedding.uncond_embedding[None]
     images = []
@@ -107,9 +107,7 @@ def test_captions_of_several_lengths(captions, reader, caption_answers, name):
     scale, images = caption_answers
     requests = image_requests(captions, TEXTS, **reader)
     assert [request.inputs["input_ids"].shape[1] for request in requests] == [3, 1, 6]
-    if not name.startswith(
-        "oracle"
-    ):  # which knows a request by its ids, and those of captions are all the same
+    if not name.startswith("oracle"):  # needs distinct ids, which captions do not have
         assert draw(captions, accelerator(name, requests, images, VOCABULARY), requests, scale)[0] == images
     for request, expected in zip(requests, images, strict=True):
         made = accelerator(name, [request], [expected], VOCABULARY)

@@ -1,4 +1,4 @@
-"""Decoding orders of images: each is a permutation, its groups add up, and small ones are written out."""
+"""Decoding orders of images: permutations, group sizes, and small orders written out."""
 
 from __future__ import annotations
 

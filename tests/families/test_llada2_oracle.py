@@ -25,7 +25,7 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6, 5], [6, 5, 3, 5, 8, 9, 7]]
 
 
 class BlockCausal(nn.Module):
-    """A model that makes the mask of blocks by itself, as LLaDA2's code does, and counts its forwards."""
+    """A model that builds the block mask itself, as LLaDA2's code does, and counts its forward passes."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class BlockCausal(nn.Module):
         self.dtype, self.device = model.dtype, model.device
 
     def forward(self, ids: Tensor, attention_mask: Tensor, position_ids: Tensor) -> Any:
-        # most blocks are read once more, to see that nothing is masked
+        # most blocks have one more forward pass, which finds no masks
         self.forwards += bool((ids[:, -BLOCK:] == WORDS - 1).any())
         place = torch.arange(ids.shape[1])
         sees = (place[:, None] // BLOCK >= place // BLOCK) & attention_mask[0].bool()
@@ -47,7 +47,7 @@ class BlockCausal(nn.Module):
 @pytest.mark.parametrize("threshold", [0.2, 0.3, 0.45, 1.5])
 @pytest.mark.every(3)
 def test_tokens_and_forwards_are_those_of_the_pipeline(threshold: float, behind: int) -> None:
-    """Also where so many places of the last block stand behind the output, which the pipeline masks out."""
+    """Also if places of the last block are after the output; the pipeline masks these out."""
     model = tiny_sdar(WORDS)
     model.config.whole_blocks = LLaDA2Config.whole_blocks
     drafter, rule = UnmaskingDrafter().fit(MaskedTarget(model)), Threshold(threshold=threshold)
@@ -71,5 +71,5 @@ def test_tokens_and_forwards_are_those_of_the_pipeline(threshold: float, behind:
             output_type="seq",
         )
         assert run.outputs == output.sequences.tolist()
-        if not behind:  # the pipeline decides what is behind as well
+        if not behind:  # the pipeline decides the places after the output as well
             assert run.stats.target_forwards == wrapped.forwards

@@ -76,7 +76,7 @@ def test_published_sizes_are_known_by_their_shapes():
 
 
 def official(folder: Path, seed: int = 0) -> Path:
-    """A file as published: weights, their averages, and what training left."""
+    """Make a file as published: weights, their averages, and the training state."""
     content = {
         "model": mar_state(seed + 1),
         "model_ema": mar_state(seed),

@@ -1,4 +1,4 @@
-"""Masked models in the loop: forwards, rows, end tokens, refusals. What they say: test_masked_cache.py."""
+"""Masked models in the loop: forward passes, rows, end tokens, errors. test_masked_cache.py tests outputs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLED = Sampler(0.8, top_k=12)
 
 
 def tiny_masked() -> PreTrainedModel:
-    """A model whose outputs vary from place to place although all of them hold the same token."""
+    """Make a model whose outputs vary from place to place although all places hold the same token."""
     model = tiny_lm(vocab=VOCABULARY, seed=3)
     with torch.no_grad():
         model.get_input_embeddings().weight[MASK] *= 0.1

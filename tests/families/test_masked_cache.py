@@ -1,4 +1,4 @@
-"""Masked models on the cache: blocks, policies, several states, images; against the slow way of every one."""
+"""Masked models with a cache: blocks, policies, several states and images, compared with slow decoding."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def target(kind: str) -> MaskedTarget:
 
 
 def chooser(row: int, sampler: Sampler, kind: str = "llada") -> Choose:
-    """Tokens of a row of three, drawn with its noise; the mask is never drawn.
+    """Choose tokens of one of three rows with its noise; the mask is never chosen.
 
     Confidences are those of each model's code: of LLaDA's scores as they are.
     """
@@ -69,7 +69,7 @@ def unmask(kind: str, drafter: Any, rule: LowConfidence, sampler: Sampler, **set
 @pytest.mark.parametrize("sampler", [Sampler(), SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("kind", MASKED_MODELS)
 def test_plain_decoding_is_that_of_the_slow_way(kind: str, sampler: Sampler) -> None:
-    """One place a forward, of ragged prompts together; blocks of SDAR begin inside the prompt."""
+    """One place per forward pass, for ragged prompts in a batch; blocks of SDAR begin inside the prompt."""
     slow = naive_masked.unmask_blocks if kind == "sdar" else naive_masked.unmask_everywhere
     run = unmask(kind, NoDrafter(), LowConfidence(3), sampler)
     for row, prompt in enumerate(PROMPTS):
@@ -81,7 +81,7 @@ def test_plain_decoding_is_that_of_the_slow_way(kind: str, sampler: Sampler) -> 
 @pytest.mark.parametrize("name", ["none", "freedave", "threshold"])
 @pytest.mark.parametrize("sampler", [Sampler(), SAMPLED], ids=["greedy", "sampled"])
 def test_a_limit_does_not_change_the_text_before_it(name: str, sampler: Sampler) -> None:
-    """The last block of an SDAR is filled whole, and cut; rows end at different places of theirs."""
+    """The last block of an SDAR is filled completely, then cut; rows end at different places of it."""
     model = target("sdar")
     made = build_accelerator(name).fit(model)
 
@@ -209,7 +209,7 @@ def states_of(block: MaskedBlock, states: Tensor) -> MaskedBlock:
 @pytest.mark.parametrize("rounds", [0, 5, 7])
 @torch.inference_mode()
 def test_several_states_of_a_block_are_scored_in_one_forward(rounds: int) -> None:
-    """Each state of the block by itself, given all before it, as a forward of that state alone."""
+    """Each state of the block is scored as in a forward pass of that state alone."""
     model, width, count = target("sdar"), 4, 3
     random = torch.Generator().manual_seed(rounds)
     real, compared, checked = MaskedTarget.score, [], []
@@ -246,7 +246,7 @@ def test_several_states_of_a_block_are_scored_in_one_forward(rounds: int) -> Non
 
 @torch.inference_mode()
 def test_images_of_prompts_are_embedded_once() -> None:
-    """A vision-language model read in both directions, its prompts ragged; the slow way embeds every time."""
+    """A model with bidirectional attention and ragged prompts; slow decoding embeds images every time."""
     (base, processor), images = tiny_llava(), tiny_images()
     asked = user_message("what is there ?", images[:1]), user_message("which colour is it ?", images[1:3])
     prompts = [dict(encode(processor, messages)) for messages in asked]

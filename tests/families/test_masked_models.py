@@ -1,4 +1,4 @@
-"""LLaDA, SDAR and Dream from their folders to text, against the slow way of decoding them."""
+"""LLaDA, SDAR and Dream from folder to text, compared with slow decoding."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def llada(folders: Path) -> MMSpecPipeline:
 
 
 def said(pipe: Any, rows: list[int], settings: dict[str, Any], accelerator: Any, **more: Any) -> TextOutput:
-    """What a pipeline gives for some of the prompts."""
+    """Return the output of a pipeline for some of the prompts."""
     pipe.set_accelerator(accelerator)
     settings = {"max_new_tokens": LENGTH, **settings, **more}
     prompts, seeds = [PROMPTS[row] for row in rows], [SEEDS[row] for row in rows]
@@ -89,7 +89,7 @@ def chooser(mask: int, row: int, settings: dict[str, Any], own: bool) -> Choose:
 def expected(
     pipe: Any, row: int, settings: dict[str, Any], block: int | None, places: int
 ) -> tuple[list[int], int]:
-    """What the slow way gives for a prompt."""
+    """Return the output of slow decoding for a prompt."""
     own = pipe.model.config.model_type == "llada"
     choose = chooser(pipe.model.config.mask_token_id, row, settings, own)
     if pipe.model.config.block_length is not None:
@@ -175,7 +175,7 @@ def test_guidance_of_llada_leads_away_from_masks(llada: Any) -> None:
 
 
 class Same(LogitsProcessor):
-    """Changes nothing, and does not say that it looks at a row alone."""
+    """A processor that changes nothing and is not declared as row-wise."""
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         return scores
@@ -196,7 +196,7 @@ class Same(LogitsProcessor):
 def test_what_looks_at_a_next_token_is_refused_inside_generate(
     pipe: Any, enabled: bool, asked: dict[str, Any]
 ) -> None:
-    """The loop of transformers would decode by the next token, and return masks."""
+    """The loop of transformers would decode the next token, and return masks."""
     ids = torch.tensor([tokens_of(pipe, 2)] * 2)
     how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": LENGTH, "do_sample": False, **asked}
     if not enabled:

@@ -26,7 +26,7 @@ from tests.tiny_models import MASKED_MODELS
 from tests.tiny_models.weights import scale_head_to_entropy
 
 WORDS, MASK, ROWS, SEED = 6, 5, 3000, 11
-#: Two places behind a prompt fill a block of four. The prompts are those at which it tells in one model or
+#: Two places after a prompt fill a block of four. For these prompts it matters in one model or
 #: another whose probability the confidence is.
 CASES = [
     (Sampler(1.0), [3, 1]),
@@ -107,7 +107,7 @@ def test_samples_follow_the_models_own_sampler(kind: str, case: int) -> None:
 
 @pytest.mark.parametrize("kind", ["sdar", "llada2"])
 def test_walks_over_states_sample_what_plain_decoding_samples(kind: str) -> None:
-    """Bit for bit, and with guesses that know the noise of the states to come."""
+    """Bitwise, and with predictions made from the noise of later states."""
     target, sampler = MaskedTarget(model_of(kind)), Sampler([0.0, 0.7, 1.0, 1.3], top_k=[0, 0, 0, 3])
     prompts, how = [[3, 1, 4], [2, 2], [4, 1, 3, 0, 2], [1]], {"max_new_tokens": 22, "seed": SEED}
     plain = decode(target, prompts, NoDrafter().fit(target), None, sampler, **how)  # type: ignore[arg-type]
@@ -118,7 +118,7 @@ def test_walks_over_states_sample_what_plain_decoding_samples(kind: str) -> None
 
 
 def test_noise_of_places_that_come_from_left_to_right_is_theirs_alone() -> None:
-    """Which places are decided says nothing about what is drawn there: texts of a seed stay as they were."""
+    """The noise of a place does not depend on the chosen places, so the text of a seed stays the same."""
     target, prompt = MaskedTarget(model_of("sdar"), order="left_to_right"), [3, 1]
     how: dict[str, Any] = {"max_new_tokens": 6, "seed": SEED}
     run = decode(target, [prompt], NoDrafter().fit(target), None, Sampler(1.0), **how)

@@ -1,4 +1,4 @@
-"""NextStep and MAR in the one loop: against decoding without a cache, a canvas or a draft."""
+"""NextStep and MAR in the loop, compared with decoding without a cache, a canvas or a draft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LPD, NAR and PAR: official files are converted by their keys and shapes, and what does not fit is named."""
+"""LPD, NAR and PAR: conversion of official files by keys and shapes, and errors for other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that predict many cells in a forward: what is decoded is what plain loops over their papers give."""
+"""Models that predict many cells per forward pass give the images of plain loops as in their papers."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_maskgit_is_a_plain_loop_over_all_open_cells(
 def test_guessed_states_give_the_images_of_one_group_a_forward(
     targets: dict[str, ParallelImageTarget], options: dict[str, Any], schedule: str, temperature: float
 ) -> None:
-    """Rows walk on by numbers of groups of their own, in a batch as alone."""
+    """Rows of a batch advance by different numbers of groups, as in single runs."""
     how: dict[str, Any] = {"schedule": schedule, "temperature": temperature, **options}
     plain, slow = images(targets["lpd"], "lpd", **how)
     for states in (2, CELLS):
@@ -253,7 +253,7 @@ def test_an_image_does_not_depend_on_its_batch(
 
 
 def test_plain_decoding_fits_its_own_model_again(targets: dict[str, ParallelImageTarget]) -> None:
-    """As it has to when a pipeline moves; `lpd` with the same order is still refused."""
+    """Required when a pipeline moves to another device; `lpd` with the same order is still refused."""
     for name in ("nar", "par"):
         fitted = build_accelerator("none").fit(targets[name])
         assert fitted.fit(targets[name]).exactness == "exact"
@@ -278,7 +278,7 @@ def test_a_cell_sees_all_that_was_decided_before_and_nothing_else(
     options: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Keys of queries and of cells to come may be spoilt; a token that was decided may not be another."""
+    """Keys of queries and later cells have no effect, but a changed decided token changes the output."""
     target = targets[name]
     expected = images(target, accelerator, (0, 1), **options)[0]
     whole, forwards = target.score, 0

@@ -1,4 +1,4 @@
-"""VAR: what is decoded is what plain loops over the published algorithm give, scale by scale."""
+"""VAR: decoding equals plain loops of the published algorithm, scale by scale."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.families.test_parallel_images import Noise
 
 PLACES = sum(side**2 for side in SIDES)
 CFG = 1.5
-#: Of ten scales and four; the third and the eighth are as near to one as to the next, but for rounding.
+#: Ten scales and four; the third and the eighth are equally near to two scales, except for rounding.
 PUBLISHED_CONVOLUTIONS = [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
 VAE = vae_state()
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0}
@@ -79,7 +79,7 @@ def test_an_image_is_a_plain_loop_over_scales(pipe: Any, settings: dict[str, Any
 
 
 def test_no_scale_sees_a_later_one(pipe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither in one forward over all scales, nor by keys of places to come, which may be anything."""
+    """Neither in one forward pass over all scales, nor through keys of later places."""
     model, generator = pipe.model, torch.Generator().manual_seed(0)
     read = torch.randn(1, PLACES, LATENTS, dtype=torch.float64, generator=generator)
     label, begin = torch.tensor([1]), sum(side**2 for side in SIDES[:-1])

@@ -1,4 +1,4 @@
-"""Heads of random weights that draft some of their target's tokens, read out by its own output matrix."""
+"""Heads with random weights that draft some of their target's tokens, with its output matrix."""
 
 from __future__ import annotations
 

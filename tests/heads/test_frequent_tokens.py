@@ -26,7 +26,7 @@ def drafter_for(name: str, target: CausalTarget, few: int = FEW) -> Any:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.every(2)
 def test_drafts_are_those_of_all_logits_without_the_other_tokens(name: str) -> None:
-    """Any path of a draft is accepted, so that the outputs are made of the drafts' tokens."""
+    """Any path of a draft is accepted, so that the outputs consist of drafted tokens."""
     kind, _, shape = KINDS[name]
     target, drafter = precise(), drafter_for(name, precise())
     tokens = drafter.model.draft_tokens
@@ -56,7 +56,7 @@ def hooked(target: CausalTarget) -> None:
 
 
 class Halved(nn.Linear):
-    """A matrix that is more than its weights, as quantised ones are."""
+    """A linear layer that computes more than a product with its weights, like quantised layers."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         return super().forward(hidden) / 2

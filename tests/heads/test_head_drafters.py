@@ -1,4 +1,4 @@
-"""Heads that draft: images that they draw, every family's images that they read, passes that they take."""
+"""Drafters with heads: images that they draft, images of every family as inputs, and passes per round."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PLAIN = Accelerator("none", NoDrafter(), SampleAndMatch())
 @pytest.mark.parametrize("family", [tiny_janus, tiny_emu3, tiny_lumina])
 @pytest.mark.every(3)
 def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
-    """Heads of their own for codes, rows that end, forced tokens: drafted for free, and never missed."""
+    """Output layers for codes, ends of image rows, forced tokens, which are drafted without errors."""
     model, tokenizer, *_ = family()
     target = image_target(model, family="lumina_mgpt" if family is tiny_lumina else None)
     assert target is not None
@@ -64,7 +64,7 @@ def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any
 @pytest.mark.parametrize("family", sorted(VISION_LANGUAGE_FAMILIES))
 @pytest.mark.every(3)
 def test_every_family_and_clips(family: str) -> None:
-    """Tiles, newlines, frames, three axes of positions: every family's images are compressed."""
+    """Images of every family are compressed, with tiles, newlines, frames and three axes of positions."""
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     target = VisionLanguageTarget(model)
     messages = [user_message("what is there ?", tiny_images(2))]
@@ -89,7 +89,7 @@ def test_flash_is_one_pass_a_block() -> None:
 
 
 def test_medusa_is_one_pass_a_round() -> None:
-    """And the heads that are deeper than the tree do not run."""
+    """Heads deeper than the tree do not run."""
     target, inputs = target_of("llava"), inputs_of("llava")
     drafter, calls = drafter_for("medusa", target, depth=2, num_draft_tokens=6), []
     for blocks in drafter.model.blocks:  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""Layers of published heads: windows, rotary positions, biases; and what is refused by name."""
+"""Layers of published heads: windows, rotary positions, biases, and errors that name unsupported fields."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def said(head: Eagle3Head) -> Tensor:
 
 @torch.no_grad()
 def naive(head: Eagle3Head, rotary: dict[str, Any], window: int | None = None, theta: float = 1e4) -> Tensor:
-    """The same by the weights alone, for a head of which no field of the config is looked at."""
+    """Like `said`, computed from the weights alone, without the config."""
     generator = torch.Generator().manual_seed(5)
     embeddings, *states = torch.randn(4, ROWS, WIDTH, generator=generator, dtype=torch.float64)
     weights, turns = head.state_dict(), frequencies(SIZE, theta, rotary)
@@ -156,7 +156,7 @@ def test_what_a_config_says_of_its_layer_is_obeyed(tmp_path: Path, name: str) ->
     assert read is not None
     made, due = said(read.double()), naive(head, rotary, window, theta)
     torch.testing.assert_close(made, due, rtol=1e-5, atol=1e-5)  # norms compute in single precision
-    if rotary or window:  # that it matters here
+    if rotary or window:  # checks that the field has an effect here
         assert (due - naive(head, {}, None, theta)).abs().max() > 1e-3
 
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_obeyed_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_what_changes_nothing_is_no_reason_to_refuse(tmp_path: Path) -> None:
-    """Fields that publishers leave in, of targets, of training and of transformers."""
+    """Unused fields in published configs: of targets, of training and of transformers."""
     left = {"attention_dropout": 0.1, "decoder_sparse_step": 1, "image_token_id": 7, "norm_type": "rms"}
     left |= {"hc_mult": None, "use_mrope": False, "temperature": 0.6, "ttt_length": 7}
     folder = publish(tmp_path, head_of(), left)

@@ -137,7 +137,7 @@ def test_damaged_shards_are_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_another_kind_is_left_alone(tmp_path: Path) -> None:
-    """Folders of ours, whose names of tensors are others and which the auto classes load; and of no head."""
+    """Folders of mmspec, with other tensor names, which the auto classes load; and folders without a head."""
     tiny_llama().save_pretrained(tmp_path / "llama")
     for name in ("eagle", "eagle3", "dflash", "medusa", "hydra"):
         head = published(name)

@@ -1,4 +1,4 @@
-"""Drafts of heads are those of the slow way: no cache, no batch, one path at a time.
+"""Drafts of heads equal those of slow drafting: no cache, no batch, one path at a time.
 
 In float64, on ragged prompts with images and accepted paths, so that states, rows, positions, masks and
 scores are right.
@@ -74,7 +74,7 @@ def test_eagle(tree: str, scale: float) -> None:
 
 
 def test_eagle_on_images_that_are_drawn() -> None:
-    """Prompts of one condition slot, positions of a raster, guidance."""
+    """Prompts of one condition slot, raster positions and guidance."""
     target = llamagen()
     drafter = EagleDrafter(eagle_checks.head_for(target), num_draft_tokens=12, depth=2, top_k=6).fit(target)
     examined = Examined(drafter, 16, NaiveEagle)
@@ -102,7 +102,7 @@ def test_eagle_that_reads_images_in_ways_of_its_own(kind: str, family: str) -> N
 )
 @pytest.mark.every(2)
 def test_eagle3(family: str, words: int, window: int | None, shape: dict[str, Any]) -> None:
-    """With windows shorter than a prompt, and than a path: rows are counted, not places in images."""
+    """With windows shorter than a prompt or a path; windows count rows, not places in images."""
     compare(eagle3(target_of(family, torch.float64), words, window, **shape), NaiveEagle3, family)
 
 

@@ -1,4 +1,4 @@
-"""EAGLE heads that read images in ways of their own, and their slow way."""
+"""EAGLE heads with special processing of images, and slow drafting with them."""
 
 from __future__ import annotations
 

@@ -20,14 +20,14 @@ def device() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def compiler_forgets() -> Iterator[None]:
-    """All ops share one wrapper's code, and the compiler keeps but eight compiled forms of a code."""
+    """All ops share the code of one wrapper, and the compiler keeps only eight compiled forms of it."""
     yield
     torch._dynamo.reset()
 
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Any, Any]]:
-    """Call a function twice: with the Triton kernels, and with their twins in torch."""
+    """Call a function twice: with the Triton kernels, and with their torch forms."""
     pytest.importorskip("triton")
 
     def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -62,6 +62,6 @@ def test_kernels_by_rank_equal_torch(both: Both, device: torch.device) -> None:
 def test_candidates_of_several_tiles_are_merged(
     both: Both, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a vocabulary of 184,622 is in tiles of 4096: with a ragged last one."""
+    """Like a vocabulary of 184,622 in tiles of 4096, with a partial last tile."""
     monkeypatch.setattr("mmspec.kernels.groups.TILE", 8)
     ranks_agree(both, device, SMALL_RANKS)

@@ -1,4 +1,4 @@
-"""The kernels that are shipped compile for a Hopper GPU, without spilling registers."""
+"""The shipped kernels compile for a Hopper GPU, without spilling registers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHARED_MEMORY = 227 * 1024  # bytes that a block of threads may take
 
 
 class Kernel(NamedTuple):
-    """A configuration of a kernel that is shipped.
+    """A configuration of a shipped kernel.
 
     Attributes:
         module: of mmspec.kernels, without the package.

@@ -1,4 +1,4 @@
-"""Kernels and events go to the device of their tensors, which need not be the current one."""
+"""Kernels and events use the device of their tensors, which may differ from the current device."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def launches(part: ast.AST) -> bool:
 
 
 def test_every_function_that_launches_a_kernel_is_a_launcher() -> None:
-    """Read from the sources, in which every kernel is launched somewhere."""
+    """Checks the sources; each kernel is launched in one of them."""
     found, unguarded, kernels_seen = 0, [], set()
     for path in FOLDER.glob("*.py"):
         for part in ast.parse(path.read_text()).body:

@@ -1,4 +1,4 @@
-"""Largest numbers, stable sorting: torch's own is the reference, with ties, both zeros and infinities."""
+"""Largest numbers and stable sorting, compared with torch: with ties, both zeros and infinities."""
 
 import pytest
 import torch

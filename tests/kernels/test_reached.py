@@ -1,4 +1,4 @@
-"""Calls of pipelines and of the loop reach the kernels, and give what torch gives."""
+"""Calls of pipelines and of the loop use the kernels, and return the results of torch."""
 
 from __future__ import annotations
 

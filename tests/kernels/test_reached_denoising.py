@@ -1,4 +1,4 @@
-"""Denoising heads run on the kernels: whole chains, what a graph holds of them, pipeline calls."""
+"""Denoising heads use the kernels: in whole chains, in graphs, and in pipeline calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention of the nodes of a draft: against float64, the kernel against torch, and what may not leak."""
+"""Attention of the nodes of a draft: compared with float64, kernel with torch form, and no leaks."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A local server that misbehaves on command, and a wall around everything that is not local."""
+"""A local server with programmable faults, and a block of all connections that are not local."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads: addresses that are connected to or refused, and servers that lie or stall."""
+"""Downloads: allowed and refused addresses, and servers with wrong or slow answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Videos: frames, times, sampling, and a child process that misbehaves."""
+"""Videos: frames, times, sampling, and failures of the child process."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Corrector heads of random weights.
 
-They are strong: what they propose is far from the target's distribution, and depends on all that they read,
-so that nothing but the rule makes the output right.
+Their corrections are large: drafts are far from the target's distribution, and depend on all inputs,
+so that only the acceptance rule makes the output correct.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def head_for(target: CausalTarget, kind: str = "dflash", seed: int = 3, **settings: Any) -> DFlashHead:
-    """A head of random weights, two layers and one key head for each two that ask."""
+    """Make a head with random weights, two layers, and one key head per two query heads."""
     made = {"num_layers": 2, "markov_rank": 6, **KINDS[kind], **settings}
     config_class, head_class = (
         (DFlashConfig, DFlashHead) if kind.startswith("dflash") else (DSparkConfig, DSparkHead)
@@ -54,7 +54,7 @@ def drafter_for(target: CausalTarget, kind: str = "dflash", **shape: Any) -> DFl
 
 
 def alone(head: DFlashHead, target: Any, prompt: dict[str, Any], tokens: Sequence[int]) -> Tensor:
-    """[n, d] states of the block behind a sequence [L + 1], read whole."""
+    """Return the states [n, d] of the block after a sequence [L + 1], from one forward pass."""
     ids = torch.tensor([list(tokens)])
     length = prompt["input_ids"].shape[1]
     more = {"input_ids": ids[:, :-1]}

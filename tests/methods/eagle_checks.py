@@ -1,4 +1,4 @@
-"""EAGLE heads of random weights, and a drafter whose drafts are compared with a slow way."""
+"""EAGLE heads with random weights, and a drafter whose drafts are compared with slow drafting."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.methods.naive_eagle import NaiveEagle, Path
 from tests.tiny_models import randomise, tiny_lm
 
 WORDS = 16
-#: What makes the slow way of a head, a target, the prompts of one request, and a sampler.
+#: Makes the slow drafting of a head, from a target, the prompts of one request, and a sampler.
 SlowWay = Callable[[Any, CausalTarget, list[dict[str, Any]], Sampler], Any]
 
 
@@ -55,7 +55,7 @@ def head_for(target: CausalTarget, seed: int = 3, **settings: Any) -> EagleHead:
 
 @functools.cache
 def few_words() -> CausalTarget:
-    """In float64, over so few tokens that the slow way is not too slow."""
+    """A float64 model with so few tokens that slow drafting is fast enough."""
     return CausalTarget(tiny_lm(vocab=WORDS))
 
 
@@ -75,7 +75,7 @@ def llamagen(dtype: torch.dtype = torch.float64) -> LlamaGenTarget:
 
 
 class Gullible(AcceptanceRule):
-    """Accepts the path to some node, another one each round, whatever the target says of it."""
+    """Accepts the path to some node, a different one in each round, independently of the target."""
 
     sound_for = frozenset(DraftKind)
 
@@ -86,7 +86,7 @@ class Gullible(AcceptanceRule):
 
 
 class Examined(Drafter, DraftSession):
-    """A drafter every one of whose drafts is compared with the slow way."""
+    """A drafter that compares each draft with slow drafting."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class Examined(Drafter, DraftSession):
         assert not draft.faulty.any()
         for row, output in enumerate(canvas.outputs()):
             if len(output) >= self.new_tokens:
-                continue  # finished: what it drafts does not matter
+                continue  # finished rows: their drafts do not matter
             shape = self.shape
             if isinstance(shape, DynamicTree):
                 expected = self.naive[row].dynamic(output, shape)

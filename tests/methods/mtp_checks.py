@@ -1,4 +1,4 @@
-"""MTP heads of random weights, and checkpoints that hold one as it is published."""
+"""MTP heads with random weights, and checkpoints that contain one in the published layout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def published(head: MtpHead, layout: str, layers: int = 0) -> dict[str, Tensor]:
 
 
 def one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same weights, the matrices of all experts taken apart."""
+    """Split the matrices of all experts into one matrix per expert."""
     apart = {}
     for name, tensor in tensors.items():
         place, _, matrix = name.rpartition(".experts.")

@@ -1,4 +1,4 @@
-"""The slots of a DFlash block, the slow way: by the head's weights, one slot at a time."""
+"""Slow computation of a DFlash block: from the head's weights, one slot at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mmspec.methods.dflash.head import DFlashHead
 
 
 def frequencies(head_dim: int, theta: float, rotary: dict[str, object]) -> tuple[Tensor, float]:
-    """Frequencies of the part of a head that turns, and what its tables are scaled by."""
+    """Return the frequencies of the rotated part of a head, and the scale of its tables."""
     kind = rotary.get("rope_type", "default")
     if kind == "default":
         part = int(head_dim * rotary.get("partial_rotary_factor", 1.0))  # type: ignore[call-overload]
@@ -26,7 +26,7 @@ def frequencies(head_dim: int, theta: float, rotary: dict[str, object]) -> tuple
 
 
 def rotated(heads: Tensor, places: Tensor, frequency: Tensor, scale: float) -> Tensor:
-    """Heads [n, H, size] at places [n], of which the first numbers turn, halves against each other."""
+    """Rotate the first numbers of heads [n, H, size] at places [n], in pairs from both halves."""
     angle = (places[:, None] * frequency)[:, None]  # in single precision, as transformers
     turning, rest = heads[..., : 2 * len(frequency)], heads[..., 2 * len(frequency) :]
     first, second = turning.chunk(2, -1)

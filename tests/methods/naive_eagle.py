@@ -1,4 +1,4 @@
-"""Proposals of an EAGLE head, the slow way: no cache, no batch, one candidate's path at a time."""
+"""Slow drafting with an EAGLE head: no cache, no batch, one candidate's path at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class NaiveEagle:
         rows, positions, summary = self.committed(prompt, output)
         for token in (*path, None):
             hidden = self.head(rows, positions)
-            if token is not None:  # its own guess stands for the target's state
+            if token is not None:  # its own prediction replaces the target's state
                 drafted = self.target.embed(torch.tensor([[token]]))
                 rows = torch.cat([rows, self.head.fuse(drafted, hidden[:, -1:], summary)], 1)
                 positions = torch.cat([positions, positions[..., -1:] + 1], -1)
@@ -67,7 +67,7 @@ class NaiveEagle:
         return logits
 
     def committed(self, prompt: dict[str, Any], output: list[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The head's rows at all tokens but the first, their positions, and what later rows are told."""
+        """Return the head's rows at all tokens but the first, their positions, and inputs of later rows."""
         key = id(prompt), len(output)
         if key not in self.known:
             self.known[key] = self.rows(prompt, *read_whole(self.target, prompt, output))

@@ -1,4 +1,4 @@
-"""Proposals of an EAGLE-3 head, the slow way: its layer written out, one path at a time."""
+"""Slow drafting with an EAGLE-3 head: its layer written out, one path at a time."""
 
 from __future__ import annotations
 

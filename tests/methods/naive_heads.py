@@ -1,4 +1,4 @@
-"""Drafts of Medusa, Hydra and FLASH the slow way: no cache, no batch, one path at a time."""
+"""Slow drafting with Medusa, Hydra and FLASH: no cache, no batch, one path at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class NaiveMedusa(NaiveEagle):
     """The heads on one request."""
 
     def logits(self, prompt: dict[str, Any], output: list[int], path: Path) -> Tensor:
-        """[V] raw: head i knows nothing of the path but its length."""
+        """Return raw logits [V]. Head i depends only on the length of the path."""
         blocks, state = self.head.blocks[len(path)], self.states(prompt, output)[0, -1]  # type: ignore[index]
         for block in blocks:  # type: ignore[union-attr]
             state = state + torch.nn.functional.silu(block.weight @ state + block.bias)
@@ -41,10 +41,10 @@ class NaiveMedusa(NaiveEagle):
 
 
 class NaiveHydra(NaiveMedusa):
-    """The same, told of the path."""
+    """Heads that also depend on the path, on one request."""
 
     def logits(self, prompt: dict[str, Any], output: list[int], path: Path) -> Tensor:
-        """[V] raw: head i reads the state and the embeddings of root and path."""
+        """Return raw logits [V]. Head i reads the state and the embeddings of root and path."""
         states = self.states(prompt, output)
         if self.head.config.prefix_attention:
             places = torch.arange(states.shape[1])[None]

@@ -1,4 +1,4 @@
-"""ZipAR written down from its rule: no cache, every forward recomputed under an explicit mask."""
+"""ZipAR from its published rule: no cache, each forward pass recomputed with an explicit mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Forward = Callable[[Sequence[int], Sequence[int], Tensor], Tensor]
 
 @dataclass
 class Node:
-    """A token that was fed: where, and the nodes that it saw then."""
+    """An input token: its place, and the nodes that it attended to."""
 
     token: int
     place: int
@@ -68,7 +68,7 @@ def naive_image(
     step = 0
     while -1 in tokens:
         step += 1
-        # what was just decoded is fed from the top, so that a row below sees it in this very forward
+        # new tokens are processed from the top, so that a lower row sees them in the same forward pass
         group = [(row, step - row * window) for row in range(grid.rows) if 0 <= step - row * window < columns]
         begun = [row * stride for row, column in group if column == 0]
         known = [cell - 1 for cell in begun if tokens[cell - 1] != -1]

@@ -1,4 +1,4 @@
-"""Relaxed rules written once more with loops over tokens, to compare the vectorised ones with.
+"""Relaxed rules implemented with loops over tokens, for comparison with the vectorised ones.
 
 A distribution is a list of floats. Each function gives the output distribution of one place for siblings that
 are known, by walking down the siblings: `reach` is the probability that a sibling is tried.
@@ -59,7 +59,7 @@ def released_lantern(
 
 
 def lantern_of_one_point(p: Distribution, x: int, near: Sequence[int], limit: float) -> Distribution:
-    """Only x and the neighbours that were added leave p."""
+    """LANTERN with one deterministic candidate: only the mass of x and of the added neighbours changes."""
     c, count = prefix(p, near, limit)
     leaving = {x, *near[:count]} if p[x] > 0 else {x}
     accept = p[x] + c if p[x] > 0 else 0.0
@@ -100,7 +100,7 @@ def ranked_groups(p: Distribution, q: Distribution, size: int) -> list[float]:
 
 
 def joint_runs(p_x: Distribution, q_x: Distribution, u: Sequence[float], confidence: float) -> int:
-    """SJD-SV as we read it: how many tokens of a chain are accepted."""
+    """SJD-SV in the interpretation of mmspec: return the number of accepted tokens of a chain."""
     accepted = 0
     while accepted < len(p_x):
         if u[accepted] <= p_x[accepted] / q_x[accepted] and p_x[accepted] > 0:

@@ -1,4 +1,4 @@
-"""Assistants of Gemma 4: drafts as transformers makes them of each row alone, outputs of `generate`."""
+"""Assistants of Gemma 4: drafts equal those of transformers for single rows, outputs equal `generate`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TOKENS = 4
 
 
 def tiny_assistant(target: PreTrainedModel, seed: int = 5, **more: Any) -> Gemma4AssistantForCausalLM:
-    """Two layers of queries, which attend to the target's sliding and full keys."""
+    """Make an assistant of two layers, which attend to the target's sliding and full keys."""
     own = target.config.get_text_config()
     names = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     text = Gemma4TextConfig(
@@ -58,7 +58,7 @@ def tiny_assistant(target: PreTrainedModel, seed: int = 5, **more: Any) -> Gemma
 
 
 def alone(assistant: Any, model: Any, tokens: list[int]) -> list[int]:
-    """The chain that an assistant's own forward drafts behind tokens, which the target reads afresh."""
+    """Return the chain that an assistant drafts after tokens, with a new prefill of the target."""
     ids = torch.tensor([tokens])
     read = model.model(ids[:, :-1], **{CACHE: DynamicCache()}, return_shared_kv_states=True)
     hidden, token = read.last_hidden_state[:, -1:], ids[:, -1:]
@@ -80,7 +80,7 @@ def alone(assistant: Any, model: Any, tokens: list[int]) -> list[int]:
 )
 @pytest.mark.every(2)
 def test_drafts_are_those_of_each_row_alone(more: dict[str, Any]) -> None:
-    """Rows of their own lengths, beyond the sliding window; predicting all tokens, or some."""
+    """Rows of different lengths, longer than the sliding window; heads of all tokens, or of some."""
     target = CausalTarget(tiny_gemma4())
     assistant = tiny_assistant(target.model, **more)
     seen: list[bool] = []

@@ -1,4 +1,4 @@
-"""Block verification: exact by enumeration, at least as good as token by token, and HSD by another name."""
+"""Block verification: exact by enumeration, not worse than token by token, and equal to HSD."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_more_is_accepted_than_token_by_token_as_much_of_one_token_and_no_more_t
     chains = Chains.random(seed, places, vocabulary)
     whole = expected_of(chains, weigh_prefixes(chains.ratios, torch.ones_like(chains.ratios))[:, 1:])
     alone = expected_of(chains, chains.ratios.clamp_max(1).cumprod(-1))
-    most = expected_of(chains, chains.ratios.cumprod(-1).clamp_max(1))  # of each prefix for itself
+    most = expected_of(chains, chains.ratios.cumprod(-1).clamp_max(1))  # for each prefix separately
     assert alone - 1e-12 <= whole <= most + 1e-12
     assert places > 1 or abs(whole - alone) < 1e-12
 
@@ -89,7 +89,7 @@ def test_the_equations_of_hierarchical_speculative_decoding_are_these() -> None:
 
 
 def test_what_was_refused_does_not_come_again() -> None:
-    """A round is conditioned on all its draws: the same noise for the next would bias it, p < 1e-12."""
+    """A round depends on all its draws, so reusing their noise in the next round is a bias (p < 1e-12)."""
     p, q = torch.tensor([0.5, 0.5]).double(), torch.tensor([0.9, 0.1]).double()
     target = TableTarget(p.log().expand(1, 2, 2, 2).contiguous())
     drafter = SampledTreeDrafter(q.expand(2, 2).contiguous(), (1, 1, 1), DraftKind.IID)
@@ -101,7 +101,7 @@ def test_what_was_refused_does_not_come_again() -> None:
 
 @torch.inference_mode()
 def test_drafters_draw_anew_in_every_round() -> None:
-    """A draft model that finds all tokens alike: only the noise tells two rounds' candidates apart."""
+    """With equal probabilities of all tokens, the candidates of two rounds differ only by the noise."""
     model = tiny_lm()
     model.get_output_embeddings().weight.zero_()
     small, rows = CausalTarget(model), 8

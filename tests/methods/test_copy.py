@@ -1,4 +1,4 @@
-"""The suffix index against brute force, its cost in steps, and what the copy drafter makes of it."""
+"""The suffix index compared with brute force, its cost in steps, and the drafts of the copy drafter."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_matches_are_suffixes_seen_before_and_the_longest_is_among_them(tokens: 
             longer = end > length and seen[end - length - 1] == seen[-length - 1]
             assert length == LONGEST or not longer, "matches are as long as they can be"
         longest = min(LONGEST, longest_repeated_suffix(seen))
-        if len(seen) <= 2 * LATEST:  # no n-gram occurs so often that some are forgotten
+        if len(seen) <= 2 * LATEST:  # no n-gram occurs so often that the index drops occurrences
             assert max((length for length, _ in matches), default=0) == longest
         assert index.matches(3) == [each for each in matches if each[0] >= 3]
 
 
 def steps_of(tokens: list[int]) -> int:
-    """Number of lines of the index that run while a text is read and looked up, token by token."""
+    """Count the executed lines of the index while it adds and looks up a text, token by token."""
     index, steps = SuffixIndex(), 0
 
     def count(frame: Any, event: str, argument: object) -> Any:
@@ -125,7 +125,7 @@ def test_the_continuation_of_the_latest_occurrence_comes_first_and_those_of_shor
 
 
 def test_a_draft_has_as_many_nodes_as_the_row_that_copies_most() -> None:
-    """And each copies from its own text alone."""
+    """Each row copies from its own text only."""
     draft = propose([1, 7, 8, 1], [5, 4, 5], [2, 3], num_draft_tokens=10)
     assert draft.tokens.tolist() == [[1, 7, 8, 1], [5, 4, 5, 0], [3, 0, 0, 0]]
     assert draft.valid.tolist() == [[True] * 4, [True] * 3 + [False], [True] + [False] * 3]
@@ -157,7 +157,7 @@ def test_a_table_has_the_shares_of_a_naive_count(tmp_path: Path) -> None:
 
 
 def test_a_corpus_is_drafted_from_and_no_token_changes(tmp_path: Path) -> None:
-    """Greedy, and drawn with the noise of each place; a corpus of the very texts is right every time."""
+    """Greedy, and sampled with the noise of each place; a corpus of the same texts is always right."""
     target, file = llama(), tmp_path / "table.safetensors"
     for sampler in (Sampler(), Sampler(1.0)):
         plain = decode(target, PROMPTS, NoDrafter(), SampleAndMatch(), sampler, max_new_tokens=24)

@@ -1,4 +1,4 @@
-"""Copies beside a head's candidates: what shares a tree, how likely it is, and who may not share one."""
+"""Copies in the trees of heads: the shared tree, its probabilities, and unsupported combinations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHAPE: dict[str, Any] = {"num_draft_tokens": 6, "depth": 2, "top_k": 3}
 
 
 def first_draft(prompt: list[int], beside: bool) -> set[tuple[int, ...]]:
-    """Paths to the candidates that Medusa heads draft first, with copies beside them or not."""
+    """Return the paths of the first draft of Medusa heads, with or without copies."""
     drafts: list[Tree] = []
 
     class Watching(SampleAndMatch):
@@ -53,13 +53,13 @@ def test_where_nothing_repeats_the_tree_is_the_heads() -> None:
 
 
 def repeating(build: Callable[[int, int], list[int]]) -> list[int]:
-    """A prompt of a token that the target says behind it, and of another one."""
+    """Return a prompt of a token that the target repeats, and of another token."""
     prompts = ((token, build(token, other)) for other in range(60) for token in range(64))
     return next(prompt for token, prompt in prompts if generate(llama().model, prompt, 1) == [token])
 
 
 def test_what_repeats_takes_the_places_of_what_is_less_likely() -> None:
-    """Copies share the tree with the head's, a long match beyond the depth of the head; it is no larger."""
+    """Copies and the head's candidates share one tree of equal size; long matches exceed the head's depth."""
     short = repeating(
         lambda token, other: [*(each for n in range(56, 60) for each in (token, 50, n)), other, *NEW]
     )
@@ -70,7 +70,7 @@ def test_what_repeats_takes_the_places_of_what_is_less_likely() -> None:
 
 
 def test_a_head_takes_the_place_of_what_no_occurrence_says() -> None:
-    """Two occurrences of odds 0.11 say 2 and 4; a head says 4 and 5, and what follows its 4."""
+    """Two occurrences with odds 0.11 predict 2 and 4; the head predicts 4 and 5, and continues its 4."""
     index = SuffixIndex()
     index.extend([1, 2, 3, 1, 4, 5, 1])
     guesses = {0: {4: (1, 0.5), 5: (2, 0.25)}, 1: {6: (3, 0.8)}}
@@ -81,7 +81,7 @@ def test_a_head_takes_the_place_of_what_no_occurrence_says() -> None:
     assert level == pytest.approx(expected)
     (parent,) = (node for node, each in enumerate(tree, start=1) if (each.token, each.depth) == (4, 1))
     after = {each.token: each.probability for each in tree if each.parent == parent}
-    # behind 1 4 came 5, a match of two tokens with odds 1
+    # 5 followed 1 4, a match of two tokens with odds 1
     assert after[6] == pytest.approx(level[4] * OF_HEAD * 0.8 / (1 + OF_HEAD))
     assert after[5] == pytest.approx(level[4] * 1.0 / (1 + OF_HEAD))
 
@@ -91,7 +91,7 @@ def test_a_head_takes_the_place_of_what_no_occurrence_says() -> None:
 def test_a_path_is_no_likelier_than_the_one_it_continues(
     text: list[int], seed: int, has_corpus: bool
 ) -> None:
-    """And what follows a node is no likelier, all together, than the node."""
+    """The total probability of a node's children is not above the probability of the node."""
     dice, index = random.Random(seed), SuffixIndex()
     index.extend(text)
     guesses: dict[int, dict[int, tuple[int, float]]] = {}
@@ -108,7 +108,7 @@ def test_a_path_is_no_likelier_than_the_one_it_continues(
 
 
 def test_the_head_is_told_what_was_decided() -> None:
-    """Where both have come to the same place, a head beside copies drafts what it drafts alone."""
+    """At the same place, a head with copies drafts the same as a head alone."""
     prompt = [*PROMPTS[0], *NEW, *PROMPTS[0]]
 
     def drafts(beside: bool) -> dict[int, list[int]]:

@@ -1,4 +1,4 @@
-"""Corrected Jacobi decoding: exact whatever its head computes."""
+"""Corrected Jacobi decoding is exact for any output of its head."""
 
 from __future__ import annotations
 
@@ -62,13 +62,13 @@ def small() -> FanOutTarget:
 def test_outputs_follow_the_targets_distribution(name: str) -> None:
     sampler, options = DISTRIBUTIONS[name]
     made = CorrectedDrafter(head_for(small()), **{"window": 4, "corrected": 3, **options}).fit(small())
-    run = check_words(small(), made, default_rule(made), sampler, 6_000)  # they show 0.08 of a pair
+    run = check_words(small(), made, default_rule(made), sampler, 6_000)  # finds deviations of 0.08
     assert run.stats.target_forwards < 6
 
 
 @torch.inference_mode()
 def test_corrections_read_no_draft_of_their_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A place is drawn from the same q, whatever stood there and behind it."""
+    """The q of a place does not depend on the drafts at this place and after it."""
     fill, changed = CorrectedSession._fill, []
 
     def compare(self: CorrectedSession, window: Window, last: LastDraft) -> Candidates:
@@ -102,7 +102,7 @@ def test_a_head_that_changes_nothing_is_speculative_jacobi_decoding() -> None:
 
 
 def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a pass for each place, each was drawn given the final tokens before it."""
+    """With one pass per place, each place is drawn given the final tokens before it."""
     made = drafter(8, 6, passes=6)
     fill, seen_slots = CorrectedSession._fill, 0
 
@@ -134,7 +134,7 @@ def test_training_computes_what_decoding_drew_from(monkeypatch: pytest.MonkeyPat
 def test_it_corrects_guided_logits_before_they_are_warped(
     monkeypatch: pytest.MonkeyPatch, settings: tuple[float, int], tree: dict[str, Any]
 ) -> None:
-    """Those of temperature 1 and no top-k are the ones that the rule asked for, the others are not."""
+    """Logits with temperature 1 and no top-k are those that the rule requested; others are not."""
     temperature, top_k = settings
     observe, rounds = CorrectedSession.observe, 0
 

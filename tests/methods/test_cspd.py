@@ -1,4 +1,4 @@
-"""CSpD on cells: exact by default, and a bias that shows where drafts are kept behind a refused cell."""
+"""CSpD on cells: exact by default, and a measurable bias if drafts after a rejected cell are kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.tiny_models import tiny_llama
 from tests.vectors.fields import Chain, Field, Head, cells_of, decode_cells
 from tests.vectors.test_rules import distance
 
-ROWS, ALARM = 8_000, 1e-5  # of each of eleven statistics and three seeds
+ROWS, ALARM = 8_000, 1e-5  # for each of eleven statistics and three seeds
 
 
 def field(*settings: Any, **named: Any) -> MARTarget:
@@ -48,7 +48,7 @@ def target() -> MARTarget:
 
 @functools.cache
 def worse() -> MARTarget:
-    """Another field, about half of whose cells are accepted; its steps have other deviations, too."""
+    """A drafter field of which about half of the cells are accepted; its steps have other deviations too."""
     return field(pull=0.5, bias=0.7, std=0.66)
 
 
@@ -102,7 +102,7 @@ def test_keeping_what_was_drafted_behind_a_refused_cell_is_a_bias_that_shows() -
 
 
 def ratios(rule: CSpD, rows: int = 50_000) -> Tensor:
-    """[rows] what candidates of another mean and deviation are accepted by."""
+    """Return the acceptance ratios [rows] of candidates with another mean and deviation."""
     random, place = RandomStream.from_seed(1, rows), torch.zeros(rows, 1, dtype=torch.long)
     p, q = (
         Denoising(Head(), None, torch.tensor([[[mean, std]]]).expand(rows, 1, 2), None, 1.0, 1.0)
@@ -115,7 +115,7 @@ def ratios(rule: CSpD, rows: int = 50_000) -> Tensor:
 
 
 def test_ratios_of_drafts_have_mean_one_and_those_with_a_variance_factor_another() -> None:
-    """With a factor that of two steps of 1.1 times the deviation."""
+    """With a variance factor, the mean is that of two steps of 1.1 times the deviation."""
     for factor, mean in (("none", 1.0), ("published", 1.1**2), ("released", 1.1**-2)):
         found = ratios(CSpD(variance_factor=factor, max_tries=100))
         error = float(found.std()) / len(found) ** 0.5
@@ -212,7 +212,7 @@ def test_the_guidance_scale_of_a_cell_is_that_of_its_place_in_the_order() -> Non
 
 
 def test_candidates_end_the_chains_that_their_q_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And the chains are redrawn by the same numbers from what q says."""
+    """Redrawing the chains with the same noise from q gives the same candidates."""
     real, seen = CellModelSession._draft, []
 
     def look(self: CellModelSession, cells: Tensor, canvas: Canvas) -> Draft:

@@ -1,4 +1,4 @@
-"""DFlash and DSpark: blocks as of each row alone, and published layouts."""
+"""DFlash and DSpark: blocks equal those of single rows; published layouts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 2
 @pytest.mark.parametrize(("kind", "family"), [*((kind, "llava") for kind in KINDS), ("dspark", "qwen2_5_vl")])
 @pytest.mark.every(2)
 def test_blocks_are_those_of_each_row_alone(kind: str, family: str) -> None:
-    """Ragged prompts with images and accepted paths, in float64, nothing cached in the other computation."""
+    """Ragged prompts with images and accepted paths, in float64, compared with blocks without a cache."""
     target, inputs = target_of(family, torch.float64), inputs_of(family, torch.float64)
     drafter, compared = drafter_for(target, kind), list[float]()
     cases = [inputs[case] for case in ("two images", "no image", "several turns")]
@@ -41,7 +41,7 @@ def test_blocks_are_those_of_each_row_alone(kind: str, family: str) -> None:
         def _denoise(self, canvas: Canvas) -> Tensor:
             hidden = super()._denoise(canvas)
             for row, prompt in enumerate(cases):
-                if canvas.finish_reasons[row] is None:  # what a finished row is told does not matter
+                if canvas.finish_reasons[row] is None:  # the inputs of a finished row do not matter
                     due = alone(drafter.model, target, prompt, canvas.ids[row])
                     compared.append(float((hidden[row] - due).abs().max()))
             return hidden
@@ -53,7 +53,7 @@ def test_blocks_are_those_of_each_row_alone(kind: str, family: str) -> None:
 
 
 def watched(drafter: DFlashDrafter) -> tuple[list[Tensor], list[Draft]]:
-    """The states [R, n, d] of each block that is denoised, and its draft; filled as it goes."""
+    """Collect the states [R, n, d] of each denoised block, and its draft, during the run."""
     states, drafts = list[Tensor](), list[Draft]()
 
     class Watched(BlockSession):
@@ -71,7 +71,7 @@ def watched(drafter: DFlashDrafter) -> tuple[list[Tensor], list[Draft]]:
 
 @pytest.mark.parametrize("kind", ["dspark", "dspark, gated", "dspark, rnn"])
 def test_a_token_is_told_of_the_one_before_it(kind: str) -> None:
-    """A chain token by token, by the weights alone."""
+    """Compared with a chain computed from the weights, token by token."""
     target = CausalTarget(tiny_llama())
     drafter = drafter_for(target, kind)
     (states, drafts), head = watched(drafter), drafter.model
@@ -188,7 +188,7 @@ def publish_domino(folder: Path, head: DFlashHead, early: bool = False, **change
 
 @pytest.mark.parametrize("shifted", [True, False])
 def test_a_domino_head_corrects_a_block_as_the_published_one(shifted: bool, tmp_path: Path) -> None:
-    """The published recurrent unit reads the whole block each time; ours goes on from its state."""
+    """The published recurrent unit processes the whole block each time; mmspec continues from its state."""
     target = CausalTarget(tiny_llama(layers=4))
     made = head_for(target, "dspark, domino", mask_token=7, taps=[0, 2, 3], anchor_predicts=shifted)
     tensors = publish_domino(tmp_path, made, early=shifted)

@@ -1,4 +1,4 @@
-"""Published DFlash heads: windows, causal blocks, sinks, noise of their own; and what is refused by name."""
+"""Published DFlash heads: windows, causal blocks, sinks, noise, and errors that name unsupported fields."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def rows(length: int = 11) -> tuple[Tensor, Tensor]:
 
 ALL_SLIDE = SLIDES | {"layer_types": [SLIDING] * 3}
 HEADS: dict[str, tuple[dict[str, Any], dict[str, Any], str, dict[str, Any]]] = {
-    # of the layers, of the head, layout -> settings of the head that was written
+    # fields of the layers, fields of the head, layout -> settings of the head
     "sliding layers see no later slot": (
         SLIDES,
         {},

@@ -1,4 +1,4 @@
-"""Drafting with a smaller model: distributions through a real cache, other vocabularies, own prompts."""
+"""Drafting with a smaller model: distributions with a real cache, other vocabularies, other prompts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_a_draft_vocabulary_may_be_padded_differently(vocabulary: int, sampling:
 
 
 def test_a_draft_may_read_a_prompt_of_its_own() -> None:
-    """Longer or shorter than the target's: text alone beside images, say."""
+    """A longer or shorter prompt than the target's, for example text without images."""
     expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
     extra = [[9] * 40, [], [5]]
     requests = [

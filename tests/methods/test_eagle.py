@@ -1,4 +1,4 @@
-"""The EAGLE head by itself: its layer, and images fused, embedded (MSD), compressed, summed up (ViSpec)."""
+"""The EAGLE head alone: its layer, and images fused, embedded (MSD), compressed or summarised (ViSpec)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def head(**settings: Any) -> EagleHead:
 
 
 def told() -> EagleHead:
-    """A ViSpec head whose summaries are heard."""
+    """Make a ViSpec head whose summaries have an effect."""
     made = head(**KINDS["vispec"])
     assert made.img_fc is not None
     made.img_fc.weight[:, WIDTH:].normal_()
@@ -77,7 +77,7 @@ def test_all_text_stays_at_its_places(kind: str) -> None:
 
 
 def test_text_is_told_of_its_newest_image() -> None:
-    """By hand: rows before the first image hear of none, later ones of the last that has begun."""
+    """Rows before the first image have no summary; later rows have that of the last image before them."""
     model = told()
     made, summaries = read(model), [torch.zeros(WIDTH)]
     assert model.img_fc is not None and made.summary is not None
@@ -99,7 +99,7 @@ def test_text_is_told_of_its_newest_image() -> None:
 
 
 def test_rows_after_a_gap_see_those_before_it() -> None:
-    """Positions jump where an image was; transformers would take that for the start of another sequence."""
+    """Positions jump after an image; transformers would treat the jump as the start of another sequence."""
     model, places = head(), torch.tensor([[1, 2, 8, 9]])
     rows = states(1)[:1, :4]
     changed = rows.clone()

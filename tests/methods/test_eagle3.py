@@ -1,4 +1,4 @@
-"""The EAGLE-3 head by itself: what it reads of its target, and its vocabulary."""
+"""The EAGLE-3 head alone: its inputs from the target, and its vocabulary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_three_depths_are_read() -> None:
 
 
 def test_taps_are_hidden_states_of_the_target() -> None:
-    """States that enter layers, by transformers' own numbering; the last is the final, normed one."""
+    """Taps are inputs of layers in transformers' numbering; the last is the final, normalised state."""
     target = CausalTarget(tiny_llama(layers=8))
     taps = head_for(target).taps
     ids = torch.tensor([[5, 9, 2, 40]])

@@ -1,4 +1,4 @@
-"""Exported EAGLE-3 heads: a round trip through our own reader, and loading by the `speculators` package."""
+"""Exported EAGLE-3 heads: a round trip through mmspec, and loading by the `speculators` package."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ print("equal")
 
 @pytest.mark.slow
 def test_the_speculators_package_loads_it_and_says_the_same(tmp_path: Path) -> None:
-    """At positions of one axis, which are all that package has, though its config keeps the others."""
+    """With positions of one axis: the package supports no others, although its config stores them."""
     python = os.environ.get("MMSPEC_SPECULATORS_PYTHON")
     if python is None:
         pytest.skip("MMSPEC_SPECULATORS_PYTHON names no python with the speculators package")

@@ -73,7 +73,7 @@ NORMED: list[tuple[dict[str, Any], dict[str, int]]] = [
 def test_heads_and_their_norms_say_what_the_release_says(
     tmp_path: Path, config: dict[str, Any], norms: dict[str, int]
 ) -> None:
-    """`norm_output` says another thing in speculators than in SpecForge."""
+    """`norm_output` has different meanings in speculators and in SpecForge."""
     torch.manual_seed(1)
     layer = "layers.0." if "speculators_model_type" in config else "midlayer."
     weights = published(layer) | {name: torch.rand(size) + 0.5 for name, size in norms.items()}
@@ -114,7 +114,7 @@ def test_nested_ids_are_outputs_of_layers_and_top_level_ids_are_inputs(tmp_path:
         nested(-1, 3, 5),
         nested(-1, 3, 5, name="aux_hidden_state_layer_ids"),
         {"aux_hidden_state_layer_ids": [0, 4, 6]},
-        # the top level counts where both are given, under whichever name
+        # the top level has priority if both are given, under any name
         nested(2, 4, 6) | {"aux_hidden_state_layer_ids": [0, 4, 6]},
         nested(-1, 3, 5) | {"eagle_aux_hidden_state_layer_ids": []},
     ):

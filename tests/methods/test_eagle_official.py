@@ -50,7 +50,7 @@ def published(bias: bool = True) -> dict[str, Tensor]:
 
 
 def with_adaptor(queries: int = 2) -> dict[str, Tensor]:
-    """The same with what ViSpec adds."""
+    """Add the weights of ViSpec."""
     made = published() | {"img_fc.weight": torch.randn(WIDTH, 2 * WIDTH), "img_fc.bias": torch.randn(WIDTH)}
     made["imadpt.q"] = torch.randn(queries, HEADS, WIDTH // HEADS)
     return made | {f"imadpt.{name}_proj.weight": torch.randn(WIDTH, WIDTH) for name in "kvo"}
@@ -99,7 +99,7 @@ def test_eagle_is_read(tmp_path: Path, bias: bool, norm: bool) -> None:
 def test_msd_is_known_by_its_name_or_its_config(
     tmp_path: Path, folder: str, config: dict[str, Any], visual: str
 ) -> None:
-    """Its visual rows are embeddings as they are."""
+    """Its visual rows are unchanged embeddings."""
     weights = published()
     head = read(store(tmp_path / folder, weights, CONFIG | config))
     assert head.config.visual == visual
@@ -171,7 +171,7 @@ def publish(folder: Path, head: EagleHead, config: dict[str, Any]) -> Path:
 
 
 def test_vispec_for_qwen2_5_vl_counts_tokens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """As it is published: a flat config without M-RoPE sections, all key heads, biases, in float64."""
+    """As published: a flat config without M-RoPE sections, all key heads, biases; in float64."""
     target = target_of("qwen2_5_vl", torch.float64)
     text = target.config.get_text_config()
     heads, options = text.num_attention_heads, {"tokens": 1, "heads": text.num_attention_heads, "bias": True}
@@ -211,7 +211,7 @@ def test_vispec_for_qwen2_5_vl_counts_tokens(tmp_path: Path, caplog: pytest.LogC
 def test_a_flat_config_of_a_model_with_images_is_that_of_its_words(
     tmp_path: Path, kind: str, more: dict[str, Any]
 ) -> None:
-    """As MSD publishes: transformers would nest those sizes, and take its own where they are not."""
+    """As MSD publishes it. transformers would expect nested sizes, and use its defaults without them."""
     config = {**CONFIG, "model_type": kind, "rms_norm_eps": 0.02, "vision_config": {"hidden_size": 9}, **more}
     rope = {"rope_type": "default", "rope_theta": 5e5, "mrope_section": [1, 1, 0]}
     words = CONFIG | {"num_hidden_layers": 5}

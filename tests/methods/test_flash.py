@@ -1,4 +1,4 @@
-"""The FLASH head by itself: what a state sees, and what offsets share."""
+"""The FLASH head alone: the rows that a state attends to, and the parts that offsets share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States of masked blocks: the output of one place a forward, in fewer forwards."""
+"""States of masked blocks: the output of one place per forward pass, in fewer forward passes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run_of(target: MaskedTarget, drafter: Any, sampler: Sampler, rows: list[int]
 def test_output_is_that_of_one_place_a_forward(
     sampler: Sampler, block: int, states: int, predicts: str
 ) -> None:
-    """In batches of ragged rows and alone, whatever is guessed, in fewer forwards."""
+    """In ragged batches and in single rows, for any predicted tokens, in fewer forward passes."""
     target, rows = sdar(block, predicts), [0, 1, 2, 3]
     plain = run_of(target, NoDrafter(), sampler, rows)
     fast = run_of(target, StatesDrafter(states), sampler, rows)
@@ -56,7 +56,7 @@ def test_output_is_that_of_one_place_a_forward(
 
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(0.7)], ids=["greedy", "sampled"])
 def test_models_that_decide_from_left_to_right_keep_that_order(sampler: Sampler) -> None:
-    """The order of plain decoding is the model's; a walk then fails only where a token was guessed wrong."""
+    """Plain decoding uses the model's order, so that drafts fail only at a wrong token."""
     target, rows = sdar(order="left_to_right"), [0, 1, 2, 3]
     plain = run_of(target, NoDrafter(), sampler, rows)
     by_hand = decode(

@@ -1,4 +1,4 @@
-"""LANTERN equals its loop; expensive variations are measured once a round."""
+"""LANTERN equals a loop; expensive variations are measured once per round."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_lantern_of_one_deterministic_candidate_equals_the_loop(limit: str, synt
 
 
 def test_an_expensive_rule_measures_one_judged_place_a_round() -> None:
-    """LANTERN over a chain of sampled tokens: the place is one that was judged, and the others are NaN."""
+    """LANTERN with a chain of sampled tokens: the measured place was verified, and the others are NaN."""
     rule = fitted(Lantern(0.3, neighbours=2), 6)
     rows = 300
     p = dirichlet(rows, 5, 6, seed=1)

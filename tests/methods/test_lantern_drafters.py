@@ -1,4 +1,4 @@
-"""LANTERN's drafters in their published layout, as random weights: against its forward, row by row."""
+"""LANTERN's drafters in their published layout with random weights, compared with its forward pass by row."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def forward(weights: dict[str, Tensor], tokens: list[int], states: Tensor, slots
         (rows @ weights[f"self_attn.{name}_proj.weight"].T).unflatten(-1, (HEADS, -1)) for name in "qkv"
     )
     for place in range(len(rows)):
-        for head in range(HEADS):  # the first slot is not there: the image begins one row earlier
+        for head in range(HEADS):  # without the first slot, the image begins one row earlier
             q[place, head] = rotated(q[place, head], place, slots - 1, GRID)
             k[place, head] = rotated(k[place, head], place, slots - 1, GRID)
     scores = torch.einsum("qhw,khw->hqk", q, k) * (WIDTH // HEADS) ** -0.5
@@ -91,7 +91,7 @@ def forward(weights: dict[str, Tensor], tokens: list[int], states: Tensor, slots
 
 
 class Lantern(NaiveEagle):
-    """The published forward in place of the head's own."""
+    """The published forward pass, which replaces that of the head."""
 
     weights: dict[str, Tensor]
 

@@ -1,4 +1,4 @@
-"""Lossy rules of one formula: bounds of `typical` and `top_beta`, runs of `suffix`."""
+"""Lossy rules with a single formula: bounds of `typical` and `top_beta`, runs of `suffix`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RULES = [Typical(), Typical(epsilon=0.3, delta=0.3), Typical(epsilon=0.9, delta=
 def test_the_measured_distance_per_token_is_within_the_stated_bound(
     rule: Typical, temperature: float
 ) -> None:
-    """Every token offered to every distribution: an accepted one is a point mass, at 1 - p(x) from p."""
+    """For each token and distribution: an accepted token is a point mass, at distance 1 - p(x) from p."""
     p = (dirichlet(200, 6, seed=8).log() / temperature).softmax(-1).repeat_interleave(6, 0)
     offered = torch.arange(6).repeat(200)
     draft = Tree.chain(torch.stack([torch.zeros_like(offered), offered], 1), DraftKind.POINT)
@@ -84,7 +84,7 @@ def test_at_temperature_zero_it_is_greedy_decoding() -> None:
 def test_no_emitted_token_is_further_below_the_likeliest_than_tau_or_behind_beta_others(
     beta: int, tau: float
 ) -> None:
-    """By the model's own forward over what was emitted; the first two settings leave nothing to choose."""
+    """Checked by the model's forward pass over the output; the first two settings allow only one token."""
     target, expected = llama(), [generate(llama().model, prompt, 24) for prompt in PROMPTS]
     rule, gaps = TopBeta(beta, tau), []
     outputs = decode(target, PROMPTS, RandomTreeDrafter(6, 64), rule, Sampler(), max_new_tokens=24).outputs

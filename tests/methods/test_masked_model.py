@@ -52,7 +52,7 @@ def test_output_is_that_of_plain_decoding(kind: str, sampler: Sampler) -> None:
 
 @torch.inference_mode()
 def test_images_are_seen_by_a_masked_model_that_can() -> None:
-    """Its predictions are those of the slow way, which embeds every time; the output is the target's own."""
+    """Its predictions equal those of slow decoding, which embeds images every time."""
     (model, processor), images = tiny_llava(), tiny_images()
     prompt = dict(encode(processor, user_message("what is there ?", images[:1])))
     seeing, masked = VisionLanguageTarget(model), MaskedTarget(tiny_llava(seed=6)[0], MASK)
@@ -73,7 +73,7 @@ def test_images_are_seen_by_a_masked_model_that_can() -> None:
 
 
 def test_the_search_finds_the_best_path() -> None:
-    """With a wide beam that of all paths; with one candidate a place the likeliest tokens."""
+    """A wide beam finds the best of all paths; one candidate per place gives the most likely tokens."""
     noise = torch.Generator().manual_seed(0)
     log_p = (2 * torch.randn(4, 5, generator=noise)).log_softmax(-1)
     ngrams = NgramModel()

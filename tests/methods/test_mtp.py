@@ -1,4 +1,4 @@
-"""MTP: a layer of the target's own checkpoint, which computes what transformers computes with it."""
+"""MTP: a layer in the target's checkpoint, with the results of transformers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPE: dict[str, Any] = {"num_draft_tokens": 8, "depth": 3, "top_k": 3}
 
 @pytest.mark.skipif(OLDEST, reason="transformers 5.17 does not know Qwen3.5's names of the layer")
 def test_it_computes_what_transformers_computes(tmp_path: Path) -> None:
-    """Rows of a text, of the same checkpoint, by transformers' own class."""
+    """Compares the rows of a text with transformers' class, loaded from the same checkpoint."""
     made = CausalTarget(tiny_qwen3_5())
     save_with_head(made.model, head_for(made), tmp_path)
     model = type(made.model).from_pretrained(tmp_path).eval()
@@ -49,7 +49,7 @@ def test_published_layouts_are_read(layout: str, tmp_path: Path) -> None:
     head = head_for(target)
     save_with_head(target.model, head, tmp_path, layout)
     copies = {"embed_tokens": target.model.get_input_embeddings(), "shared_head.head": target.model.lm_head}
-    if layout == "deepseek":  # copies of the target's matrices are passed over
+    if layout == "deepseek":  # copies of the target's matrices are ignored
         file = tmp_path / "model.safetensors"
         more = {f"model.layers.4.{name}.weight": part.weight.clone() for name, part in copies.items()}
         save_file(load_file(file) | more, file, metadata={"format": "pt"})

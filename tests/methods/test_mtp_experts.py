@@ -104,7 +104,7 @@ def test_experts_are_read_one_by_one_and_together(family: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("scale", ["block", "channel", "whole"])
 def test_float8_is_read_with_its_scales(scale: str, tmp_path: Path) -> None:
-    """Blocks at the edges are cut: no size here is a multiple of 12."""
+    """No size is a multiple of 12, so that blocks at the edges are cut."""
     target, block = target_of("deepseek_v3"), 12
     target.config.quantization_config = {"quant_method": "fp8", "weight_block_size": [block, block]}
     head = head_for(target)
@@ -159,7 +159,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
 
 
 def test_buffers_keep_their_precision_in_a_target_of_half(tmp_path: Path) -> None:
-    """Rounded, rotary frequencies place tokens elsewhere, and a router's bias chooses other experts."""
+    """Rounding would change positions through rotary frequencies, and experts through the router's bias."""
     target = target_of("deepseek_v3")
     tensors = stored("deepseek_v3", head_for(target))
     (bias,) = (name for name in tensors if name.endswith("e_score_correction_bias"))

@@ -141,7 +141,7 @@ def test_drafts_are_those_of_the_release(
 
 
 def test_a_prompt_with_images_keeps_their_rows() -> None:
-    """Words are embedded by the head, images by the target: there is no token of theirs to embed."""
+    """The head embeds text, and the target embeds images, which have no tokens to embed."""
     target = target_of_images("llava")
     settings: dict[str, Any] = {"mask_token": 3, "own_embedding": True, "num_layers": 2, "depth": 4}
     config = ParallelConfig.for_target(target.config, target.vocabulary, **settings)

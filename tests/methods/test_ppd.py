@@ -1,4 +1,4 @@
-"""PPD: trained prompt tokens behind candidates, which draft in the target's own forward."""
+"""PPD: trained prompt tokens after candidates, which draft in the target's forward pass."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_sampled_output_is_bitwise_that_of_plain_decoding(sampling: str) -> None
 
 
 def test_levels_are_what_the_target_says_of_its_output_and_the_prompt_tokens() -> None:
-    """Against forwards over the output so far without a cache, with prompt tokens in place of the root."""
+    """Compared with forward passes without a cache, with prompt tokens in place of the root."""
     target, seen = precise(), Drafts()
     drafter = seen.watch(drafter_for(target, num_draft_tokens=6, depth=3, top_k=2, probes_per_node=3))
     decode(target, [PROMPTS[0]], drafter, max_new_tokens=24)
@@ -114,7 +114,7 @@ def test_drawn_candidates_deeper_trees_and_nan_are_refused() -> None:
 
 
 def test_prompt_tokens_that_know_a_periodic_text_give_all_their_levels_in_a_forward() -> None:
-    """The model has learnt to see through blanks, which is all that there is to learn for them."""
+    """The model was trained on inputs with blanks, which the prompt tokens learn to imitate."""
     text = torch.arange(40) % 3 + 2
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -128,7 +128,7 @@ def test_prompt_tokens_that_know_a_periodic_text_give_all_their_levels_in_a_forw
         learn(drafter.model, 30, 0.1, lambda: loss(DrafterBatch((example,), 0))[0])
     run = decode(target, [prompt], drafter, max_new_tokens=30)
     assert run.outputs == [text[6:36].tolist()]
-    # the first round knows nothing yet
+    # the first round has no predictions yet
     assert run.stats.accepted_histogram == {0: 1, 3: 7}
 
 

@@ -25,7 +25,7 @@ SAMPLER = Sampler(temperature=1.0)
 
 
 def image_like_target(vocabulary: int = VOCABULARY) -> TableTarget:
-    """Flat distributions that depend on what came before, though not much, with a codebook."""
+    """Make a target with a codebook and flat distributions that depend weakly on earlier tokens."""
     flat = dirichlet(vocabulary, seed=3, concentration=2.0)
     target = TableTarget((0.5 * dirichlet(1, *[vocabulary] * 3, seed=0) + 0.5 * flat).log())
     target.codebook = random_codes(vocabulary).codebook  # type: ignore[attr-defined]

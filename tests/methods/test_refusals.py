@@ -1,4 +1,4 @@
-"""Options out of range, and targets or images that a drafter does not fit, are refused by name."""
+"""Options out of range, and unsupported targets or images, raise errors with their names."""
 
 from __future__ import annotations
 

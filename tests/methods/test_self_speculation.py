@@ -1,4 +1,4 @@
-"""Self-speculation: masked blocks behind every candidate draft the next ones, in the same forward."""
+"""Self-speculation: masked blocks after each candidate draft the next tokens in the same forward pass."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_drafts_are_what_a_block_of_masks_says_behind_the_accepted_tokens() -> N
     run_of(made, Sampler(), [0])
     checked = 0
     for output, drafted in seen[1:]:
-        known = [*PROMPTS[0], *output[:-1]]  # the root stands where the first mask stood
+        known = [*PROMPTS[0], *output[:-1]]  # the root replaces the first mask
         ids = torch.tensor([[*known, *[WORDS - 1] * masks]])
         length, total = len(known), ids.shape[1]
         sees = torch.ones(total, total, dtype=torch.bool).tril()

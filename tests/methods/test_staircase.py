@@ -41,7 +41,7 @@ from tests.methods.staircase_checks import (
 from tests.tiny_models import tiny_mistral_sliding
 from tests.trees.jacobi_checks import ToyImages
 
-SAMPLES = 4_000  # each is an image with a host's side of its own; planted bugs show at p < 1e-20
+SAMPLES = 4_000  # few, because each is an image with work on the host; planted bugs have p < 1e-20
 
 
 def steps_of(rows: int, columns: int, window: int | None) -> int:
@@ -69,7 +69,7 @@ def test_forwards_are_the_columns_and_a_window_for_each_further_row(
 def equals_naive(
     target: ImageTokenTarget, window: int, sampler: Sampler, rows: int = 2, sliding: int | None = None
 ) -> None:
-    """The loop's images are those of the rule, recomputed without a cache under an explicit mask."""
+    """Check that images of the loop equal those of the rule, without a cache and with an explicit mask."""
     requests = requests_of(target, rows)
     outputs, stats = draw(target, zipar(window), requests, sampler)
     stream = RandomStream.from_seed(5, rows)
@@ -144,7 +144,7 @@ def test_places_without_keys_do_not_matter_and_rows_are_the_images_drawn_alone()
 
 
 class FanOut(LlamaGenTarget):
-    """Reads equal prompts once, so that thousands of rows start in a moment."""
+    """Runs equal prompts once, so that thousands of rows start quickly."""
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
@@ -198,7 +198,7 @@ def test_the_widest_window_is_plain_decoding_token_for_token(
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_additive_masks_and_sliding_windows_reach_the_places(attention: str) -> None:
-    """A window of 8 tokens, less than two rows: a key's distance counts places, wherever it is written."""
+    """With a window of 8 tokens, less than two rows, distances count places, not columns of the cache."""
     model = tiny_mistral_sliding()
     model.set_attn_implementation(attention)
     target = ToyImages(model, LINES)

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU: the same product in three ways, for a while, of the weights as they are."""
+"""Linear layers on a CPU: three implementations of the same product, in a `with` block."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason
 
 @pytest.fixture
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Way:
-    """Layers of any size are computed in one way; as torch does where they may not be packed."""
+    """Compute layers of any size in one way, or as torch does if they cannot be packed."""
     chosen: Way = getattr(request, "param", Way.PACKED)
     monkeypatch.setattr(linear_layers, "LEAST_WEIGHTS", 0)
 
@@ -49,7 +49,7 @@ BOTH = pytest.mark.parametrize("way", [Way.TRANSPOSED, Way.PACKED], indirect=Tru
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Sets the free memory, in bytes, of which what is packed from now on is taken."""
+    """Set the free memory in bytes, which later packing reduces."""
     monkeypatch.setattr(linear_layers, "PACKED", WeakValueDictionary())
 
     def set_free(count: int) -> None:
@@ -81,7 +81,7 @@ def test_outputs_are_those_of_the_layer(way: Way, bias: bool) -> None:
 
 
 def test_the_fastest_way_is_that_which_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are packed where drafts gain by it, and used wherever nothing else is clearly faster."""
+    """Weights are packed if drafts become faster, and used unless another way is clearly faster."""
     torch_, transposed, packed = Way.TORCH, Way.TRANSPOSED, Way.PACKED
     known = {rows: {torch_: 2.0, transposed: 1.5, packed: 1.0} for rows in linear_layers.BUCKETS}
     known[1] = {torch_: 1.0, transposed: 0.5, packed: 0.9}
@@ -125,7 +125,7 @@ def test_a_machine_without_packed_weights_is_not_asked_for_them(
 
 @BOTH
 def test_layers_are_fast_for_a_while(way: Way) -> None:
-    """But not those of another dtype, and not those whose forward, or weight, is another's."""
+    """Except for layers of another dtype, and layers with a replaced forward function or weight."""
 
     def of_others(x: Tensor) -> Tensor:
         return x

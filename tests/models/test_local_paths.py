@@ -1,4 +1,4 @@
-"""Paths that do not exist are refused at once with the nearest name, and hub ids still reach the hub."""
+"""Missing paths raise an error with the nearest name at once, and hub ids still reach the hub."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reached(Exception):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working folder with models in it, an empty cache of the hub, and a network that is noticed."""
+    """A working folder with models, an empty hub cache, and a record of network access."""
 
     def noticed(*_: Any, **__: Any) -> Any:
         raise Reached

@@ -1,8 +1,8 @@
-"""The floors of the house: a room imports only from floors below its own, and no method from another.
+"""The layers of the package: a package imports only from layers below its own, and no method from another.
 
 Every import statement counts: inside functions, and under TYPE_CHECKING too, because a type that is needed
-from above is an interface in the wrong place. The package's `__init__` is the front door and sees every
-floor; nobody inside may come in through it.
+from above is an interface in the wrong place. The package's `__init__` may import from every layer, and only
+the command line imports from it.
 """
 
 import ast

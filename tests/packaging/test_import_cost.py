@@ -1,4 +1,4 @@
-"""`import mmspec` and `mmspec --help` are for people who wait: neither may import a deep-learning library."""
+"""`import mmspec` and `mmspec --help` must be fast: neither may import a deep-learning library."""
 
 import subprocess
 import sys

@@ -7,7 +7,7 @@ import pytest
 from tests.packaging.source_tree import ROOT, committed_files, package_folders, pyproject
 
 MAPPED = pyproject()["tool"]["setuptools"]["package-dir"]
-LIMIT = 52.0  # MB of reference models in every clone; a machine with a GPU takes 64 with everything else
+LIMIT = 52.0  # MB of reference models in every clone; GPU machines take 64 MB with all other files
 
 
 @pytest.mark.parametrize("package", MAPPED)
@@ -23,7 +23,7 @@ def test_every_folder_with_python_files_is_a_listed_package():
     found = set()
     for name, folder in [("mmspec", "mmspec"), *MAPPED.items()]:
         for parent in {path.parent for path in (ROOT / folder).rglob("*.py")}:
-            if parent.resolve() == parent:  # else behind a link, which some Pythons follow
+            if parent.resolve() == parent:  # others are behind a link, which some Python versions follow
                 found.add(".".join([name, *parent.relative_to(ROOT / folder).parts]))
     listed = pyproject()["tool"]["setuptools"]["packages"]
     missing = sorted(found - set(listed))

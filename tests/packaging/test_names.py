@@ -1,4 +1,4 @@
-"""No name of a method or of a model family stands in the code outside their folders, but for defaults."""
+"""The code contains names of methods and model families only in their folders, except for defaults."""
 
 import ast
 from collections.abc import Iterable, Iterator
@@ -8,9 +8,9 @@ from tests.packaging.source_tree import modules
 
 METHODS = {name for record in records() for name in (record.name, *record.rules)}
 TYPES = {kind for family in FAMILIES.values() for kind in (family.name, *family.types)} - METHODS
-#: Words that mean something else as well: nothing, a role, options of configs, of rules and of transformers.
+#: Names that are also other words: nothing, a role, options of configs, of rules and of transformers.
 OTHER_WORDS = {"none", "assistant", "factor", "entropy_bound", "end_weight", "sequential"}
-#: Where names of methods stand all the same, and which.
+#: Allowed names of methods in other modules.
 DEFAULTS = {
     "mmspec.cli.bench": {"draft_model"},  # which transformers' assisted generation is compared with
     "mmspec.cli.compared": {"sjd", "gsd", "lantern", "zipar"},  # compared where nothing is named

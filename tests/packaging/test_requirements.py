@@ -1,4 +1,4 @@
-"""Each platform gets what it needs, and every dependency is needed."""
+"""Each platform gets its requirements, and every dependency is used."""
 
 import ast
 

@@ -1,4 +1,4 @@
-"""Rules of the house that a reader of the source can check, for every module of the package."""
+"""Rules of the code that can be checked from the source of every module."""
 
 import ast
 import re
@@ -108,7 +108,7 @@ DECODING = re.compile(
     r"|visual_tokens)\b"
 )
 OF_LAYERS = re.compile(r"mmspec\.(compressors|models)\b")
-#: transformers builds layers under a device and a dtype of its own, which their parameters have to follow.
+#: transformers builds layers under a default device and dtype, which their parameters must use.
 BUILDERS = {"__init__", "place_embeddings"}
 
 

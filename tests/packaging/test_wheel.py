@@ -1,4 +1,4 @@
-"""Wheel and sdist hold the tree: each file once, nothing else, and no links."""
+"""Wheel and sdist contain each file of the repository once, no other files, and no links."""
 
 import io
 import subprocess

@@ -1,4 +1,4 @@
-"""Small tokenizers that decode in every way in which published ones do."""
+"""Small tokenizers with the decoders of published tokenizers."""
 
 from __future__ import annotations
 

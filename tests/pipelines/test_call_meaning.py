@@ -1,6 +1,6 @@
-"""All that the caller of `generate` gives acts, or is refused by name before the first forward.
+"""Every argument of `generate` has its effect, or is refused by name before the first forward pass.
 
-With `custom_generate=` it is refused; in a model that was enabled the call is what it was before.
+Calls with `custom_generate=` are refused. An enabled model runs such calls without acceleration.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def test_what_says_nothing_new_is_accelerated(model: PreTrainedModel) -> None:
     for more in SAYS_NOTHING.values():
         as_before(model, lambda: call_of(more), calls=1)  # noqa: B023
     trained = copy.deepcopy(model)
-    trained.generation_config.use_cache = False  # as training leaves it
+    trained.generation_config.use_cache = False  # as after training
     as_before(trained, lambda: call_of({}), calls=1)
 
 

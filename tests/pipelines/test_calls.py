@@ -173,7 +173,7 @@ def test_images_of_a_prompt_are_processed_once(
     pipe: Any = MMSpecPipeline.from_pretrained(checkpoints / family, accelerator="none")
     call: dict[str, Any] = {"images": [IMAGE, IMAGE], **SHORT, **asked}
     wanted = pipe("red", **call)
-    # without the copy that remembers, each text would have its images processed anew
+    # without the caching copy, the images of each text would be processed again
     monkeypatch.setattr("mmspec.pipelines.vision_language.read_once", lambda processor: processor)
     assert pipe("red", **call).tokens == wanted.tokens
     monkeypatch.undo()

@@ -1,4 +1,4 @@
-"""ControlAR: what an image controls is drawn as a plain loop draws it, by every exact accelerator."""
+"""ControlAR: controlled images equal those of a plain loop, with every exact accelerator."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_no_strength_is_no_control(pipe: Any, plain: list[list[int]], tmp_path: 
 
 
 def test_captions_of_any_length_are_controlled_where_their_image_is(tmp_path: Path) -> None:
-    """Guidance is by the null caption, without control; slots that a caption leaves open do not count."""
+    """Guidance uses the null caption without control; unused slots of a caption have no effect."""
     state, slots = controlar_state(seed=2, **CAPTIONS), CAPTIONS["slots"]
     tokenizer, width = tiny_tokenizer(), CAPTIONS["caption_width"]
     config = T5Config(vocab_size=len(tokenizer), d_model=width, d_kv=4, d_ff=16, num_layers=1, num_heads=2)

@@ -1,4 +1,4 @@
-"""A keyword or field of a config does in the pipeline what it does in `generate`, or is refused by name."""
+"""Keywords and config fields have the same effect in pipelines as in `generate`, or are refused by name."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def model() -> PreTrainedModel:
 
 @pytest.fixture
 def pipe(model: PreTrainedModel) -> VisionLanguagePipeline:
-    """Drafts of the model itself, which are accepted as far as a setting lets them."""
+    """A pipeline whose drafts come from the model itself, so that only settings limit their acceptance."""
     return VisionLanguagePipeline(model, TOKENIZER, "draft_model", drafter=model, num_draft_tokens=6)
 
 
@@ -83,7 +83,7 @@ def fields_that_act(tokens: list[int]) -> dict[str, dict[str, Any]]:
 def test_fields_act_in_the_models_own_config_in_a_given_one_and_as_keywords(
     pipe: Any, model: PreTrainedModel
 ) -> None:
-    """Each in one of the three places, which are read by the same code for all."""
+    """Each field is tested in one of the three places, since the same code reads all fields."""
     free = generated(model, max_new_tokens=NEW)
     own = model.generation_config
     for index, (name, values) in enumerate(fields_that_act(free).items()):
@@ -178,13 +178,13 @@ def test_what_is_not_served_is_refused_by_name_wherever_it_is_set(
             with pytest.raises(InputError, match=rf"^generation_config\.{name} must be "):
                 emitted(pipe, generation_config=config)
         model.generation_config = config
-        if name in REFUSED_OF_CALLERS:  # a checkpoint may say so: no token of ours depends on it
+        if name in REFUSED_OF_CALLERS:  # a checkpoint may contain it; it does not affect tokens in mmspec
             assert len(emitted(pipe, max_new_tokens=3)) == 3
         else:
             with pytest.raises(InputError, match=rf"^generation_config\.{name} must be "), no_forward():
                 emitted(pipe)
         harmless, _ = tables.get(name, ((), ""))
-        for value in (*harmless[:1], False):  # said for the call, it goes before what the checkpoint says
+        for value in (*harmless[:1], False):  # an argument of the call takes precedence over the checkpoint
             assert len(emitted(pipe, max_new_tokens=3, **{name: value})) == 3
     unserved.cache_clear()
 

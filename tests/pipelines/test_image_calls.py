@@ -141,7 +141,7 @@ def test_the_callback_sees_every_round_and_may_look(classes: Any, monkeypatch: p
         assert committed == sum(map(len, kwargs["tokens"]))
         seen.append((step, committed))
         if not previews and min(map(len, kwargs["tokens"])) >= 2 * GRID:
-            assert decoded == []  # nothing was painted until it was asked for
+            assert decoded == []  # no pixels are decoded before they are requested
             previews.extend(kwargs["preview"]())
             assert decoded == [1, 1]  # in parts of bounded size
         return kwargs

@@ -1,4 +1,4 @@
-"""Prompts, labels and sizes become requests; what a model was not made for is refused before any work."""
+"""Prompts, labels and sizes become requests; unsupported ones raise errors before any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`mmspec.enable(model_or_pipe)`: the same words and images, from objects that are whole before and after."""
+"""`mmspec.enable(model_or_pipe)`: equal texts and images, from objects that stay intact."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_model_says_the_same_words(family: str, accelerator: str) -> None:
 
 
 class Pipeline:
-    """A diffusers pipeline as far as `enable` looks at it."""
+    """The parts of a diffusers pipeline that `enable` uses."""
 
     def __init__(self, **components: Any) -> None:
         self.components = components
@@ -125,7 +125,7 @@ def test_what_stood_there_before_comes_back() -> None:
 
 
 def test_a_failure_in_the_middle_changes_nothing() -> None:
-    """The second model's head does not fit; the first is as it was, and can be enabled by itself."""
+    """The second model's head does not fit. The first model is unchanged, and can be enabled alone."""
     first, second = tiny_llama(), tiny_llama(hidden=64)
     pipe = Pipeline(first=first, second=second)
     head = mtp_checks.head_for(mtp_checks.CausalTarget(first))
@@ -139,7 +139,7 @@ def test_a_failure_in_the_middle_changes_nothing() -> None:
 
 
 class Int8Linear(torch.nn.Module):
-    """Weights of eight bits, as bitsandbytes and torchao keep them: there is no weight to read."""
+    """Weights of eight bits, as in bitsandbytes and torchao: there is no floating-point weight."""
 
     def __init__(self, linear: torch.nn.Linear) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ def calls(model: Any) -> int:
 
 
 def test_a_deep_copy_is_an_enabled_model_of_its_own() -> None:
-    """As reference models of reinforcement learning and averages of weights are made."""
+    """Reference models in reinforcement learning and averages of weights are such copies."""
     first, other = tiny_llama(), tiny_llama(seed=5)
     mmspec.enable(first, "copy")
     words(first)

@@ -1,4 +1,4 @@
-"""`mmspec.enable(pipe)` on diffusers' `DiffusionGemmaPipeline`: our canvases, in the pipeline's own form.
+"""`mmspec.enable(pipe)` on diffusers' `DiffusionGemmaPipeline`: canvases of mmspec in the pipeline's output.
 
 What canvases hold is tested against transformers in tests/families/test_diffusion_gemma.py.
 """

@@ -1,4 +1,4 @@
-"""Processors and criteria that keep a state, or know the batch, are asked as `generate` asks them."""
+"""Processors and criteria with a state, or with access to the batch, are called as in `generate`."""
 
 from __future__ import annotations
 

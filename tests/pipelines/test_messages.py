@@ -1,4 +1,4 @@
-"""Keys of messages and of their parts: each acts, reaches the chat template, or is refused by name."""
+"""Keys of messages and their parts: each has an effect, reaches the chat template, or is refused by name."""
 
 from __future__ import annotations
 

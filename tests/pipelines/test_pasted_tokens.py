@@ -1,4 +1,4 @@
-"""Special tokens that are pasted into a message: text to the model, no turns, no images."""
+"""Special tokens in the text of a message are plain text for the model, without turns or images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`enable_prefix_cache`: the same words as without, by way of chat messages; what empties it."""
+"""`enable_prefix_cache`: unchanged outputs with chat messages, and events that empty the cache."""
 
 from __future__ import annotations
 

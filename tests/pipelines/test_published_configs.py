@@ -1,4 +1,4 @@
-"""Models answer by the defaults that their authors publish, in a call that names no setting of its own."""
+"""Calls without settings use the defaults that the authors of a model publish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings with one value for each prompt, which gives what it gives alone; numbers of NumPy as settings."""
+"""Settings with one value per prompt, equal to single calls; NumPy numbers as settings."""
 
 from __future__ import annotations
 

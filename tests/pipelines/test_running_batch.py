@@ -1,4 +1,4 @@
-"""Requests that enter and leave a running batch get what they get alone."""
+"""Requests that enter and leave a running batch have the same outputs as alone."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_images_of_each_request_are_those_of_a_call(drawing: ImagePipeline) -> N
 
 
 def test_windows_of_rows_that_join_may_differ_in_width(drawing: ImagePipeline) -> None:
-    """Rows share the nodes of a forward, so that those of a new request are wider than those at work."""
+    """Rows share the nodes of a forward pass, so that a new request has a wider window than running rows."""
     requests = [{"class_labels": label, "seed": label} for label in range(4)]
     drawing.set_accelerator("none")
     plain = [drawing(**arguments).tokens for arguments in requests]

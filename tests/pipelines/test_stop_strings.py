@@ -1,4 +1,4 @@
-"""Stop strings: where they end a row, and how little it takes to make them."""
+"""Stop strings: where they end a row, and the cost of preparing them."""
 
 from __future__ import annotations
 

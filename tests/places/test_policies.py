@@ -1,4 +1,4 @@
-"""Rules that choose places of a block, against the same written out for one row by lists."""
+"""Rules that choose places of a block, compared with implementations for one row with lists."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ CASES: list[tuple[str, dict[str, Any], Pick]] = [
 def twin(
     kind: str, row: int, pick: Pick, block: int | None, sampler: Sampler, by_token: bool
 ) -> tuple[list[int], int]:
-    """Tokens of a row and its forwards, decoded by lists; every forward reads everything."""
+    """Decode a row with lists and without a cache; return its tokens and forward passes."""
     model, prompt, stream = model_of(kind), PROMPTS[row], RandomStream.from_seed(5, len(PROMPTS))
     mask, shift = model.config.mask_token_id, int(model.config.predicts == "next")
     causal, start = model.config.block_length, len(prompt)
@@ -149,7 +149,7 @@ def twin(
 
 
 def noise_of(stream: RandomStream, row: int, decided: int | None) -> Callable[[int], list[float]]:
-    """The noise of a row's places while so many are decided; None: the same whatever is decided."""
+    """Return the noise of a row's places, for a number of decided places; None for noise without it."""
     purpose = Purpose.TARGET if decided is None else Purpose.REDRAW
 
     def draw(place: int) -> list[float]:
@@ -205,7 +205,7 @@ def test_tokens_and_forwards_are_those_of_lists(
 
 
 def test_places_behind_a_decided_end_are_left_alone() -> None:
-    """No more forwards go into what is not part of the output."""
+    """Places outside the output cost no forward passes."""
     target, saved = MaskedTarget(model_of("llada")), 0
     for end in range(WORDS - 1):
         how: dict[str, Any] = {"max_new_tokens": LENGTH, "end": [end]}

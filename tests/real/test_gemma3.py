@@ -1,4 +1,4 @@
-"""Gemma-3-270M where it is installed: layers that look back 512 tokens, a vocabulary of 262,144."""
+"""Gemma-3-270M, if installed: sliding windows of 512 tokens, a vocabulary of 262,144."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct: every text drafter says what transformers says; calls, streams, the server."""
+"""SmolLM2-135M-Instruct: every text drafter gives the output of transformers; calls, streams, the server."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_greedy_text_is_that_of_generate(name: str, pipe: Any, said: Any) -> Non
         pipe.set_accelerator(name, length=length, **options)
         output = pipe(prompts, max_new_tokens=8, **RAW)
         assert output.tokens == expected, length
-        if length == "fixed":  # the other drafts what pays, if anything does in so few rounds
+        if length == "fixed":  # the other uses a measured length, if few rounds are enough for one
             assert output.stats.drafted[1] > 0
         assert output.stats.accepted[1] > 0 or name not in ("copy", "draft_model", "medusa"), length
 
 
 @pytest.mark.parametrize("name", ["mtp", "ppd"])
 def test_shipped_drafters_draft_what_it_says(name: str, pipe: Any, said: Any) -> None:
-    """Those of random weights have 1.0 tokens a forward, those in assets/ 1.6 on Spec-Bench."""
+    """Drafters with random weights have 1.0 tokens per forward pass, those in assets/ 1.6 on Spec-Bench."""
     prompt = templated(pipe, [{"role": "user", "content": "Tell me why the sea is salty."}])
     pipe.set_accelerator(name, drafter=str(reference_models()[f"smollm2-{name}"]), length="fixed")
     output = pipe(prompt, max_new_tokens=32, **RAW)

@@ -1,4 +1,4 @@
-"""The judge of drawn images: what counts as present, and that a perfect reader gives a perfect score."""
+"""Scores of generated images: the rules for facts, and a perfect score with a perfect reader."""
 
 from typing import Any
 
@@ -42,7 +42,7 @@ def test_facts_that_are_present(text: str, seen: tuple[Any, ...], present: str) 
 
 
 class Oracle(AttributeReader):
-    """A reader whose logits are the dense labels of known scenes, whatever it is shown."""
+    """A reader whose logits are the dense labels of known scenes, for any image."""
 
     labels: torch.Tensor
 

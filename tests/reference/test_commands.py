@@ -1,4 +1,4 @@
-"""`python -m reference`: the options arrive, and training and scores fit each other."""
+"""`python -m reference`: options reach the trainers, and scores accept trained folders."""
 
 import inspect
 
@@ -53,6 +53,8 @@ def test_the_help_says_how_long_and_with_how_many_examples_a_training_goes_on(ru
     for name in ("vlm", "smol", "reader", "vq", "autoencoder", "image", "latents"):
         run("train", name, "--out", "x", *needed.get(name, []))
         shown = " ".join(run("train", name, "--help").stdout.split())
-        assert f"{defaults['minutes']:g} minutes, {defaults['batch_size']} examples at once" in shown, name
+        assert (
+            f"{defaults['minutes']:g} minutes, with batches of {defaults['batch_size']} examples" in shown
+        ), name
     for name, scores in (("vlm", vlm_scores), ("image", image_scores)):
         assert f"[default: {scores.FIRST_SEED}]" in run("evaluate", name, "--help").stdout

@@ -1,4 +1,4 @@
-"""The reference model of masked blocks: what is learnt is what is decoded."""
+"""The masked-block reference model: training matches decoding."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def numbered(learnt: Tensor) -> Tensor:
 
 
 def test_a_block_is_masked_as_it_is_decided() -> None:
-    """Within one answer: what stands before is in sight, and behind its end nothing but the end is."""
+    """Masks are within one answer: tokens before it are visible, and places after it have the end token."""
     tokens, learnt = sequence()
     learnt[0, 9] = False  # answers at 5 to 8 and at 10 to 12: both in the block of places 8 to 11
     turns, found = numbered(learnt), set[bool]()
@@ -75,7 +75,7 @@ def places_and_goals(made: Layout, length: int) -> list[tuple[int, int]]:
 
 
 def test_what_is_learnt_is_what_the_target_scores(llava: Path) -> None:
-    """Logits of a layout are those of a forward over the same blocks, with the clean ones before them."""
+    """Logits of a layout equal those of a forward pass over the block after unmasked earlier blocks."""
     model, processor = convert(llava, BLOCK)
     model, tokenizer = model.double().eval(), processor.tokenizer
     target = MaskedTarget(model)
@@ -103,7 +103,7 @@ def test_what_is_learnt_is_what_the_target_scores(llava: Path) -> None:
 
 
 def test_a_converted_model_says_the_same_token_by_token(llava: Path, tmp_path: Path) -> None:
-    """Before it has learnt anything; it is trained, saved and decoded in both ways."""
+    """Before training. The model is then trained, saved and decoded in both modes."""
     out = train_diffusion(tmp_path / "out", start=llava, block_length=BLOCK, steps=1, batch_size=1)
     image = render(sample_scene(3), 96)
     asked: dict[str, Any] = {"images": image, "max_new_tokens": 9, "do_sample": False}

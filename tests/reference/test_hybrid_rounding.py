@@ -1,4 +1,4 @@
-"""The two forms of a recurrence round no further apart than `mmspec check` allows for."""
+"""Two forms of a recurrence differ by rounding only as much as `mmspec check` allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASSETS = Path(__file__).parents[2] / "assets"
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.every(2)
 def test_chunks_and_single_steps_differ_by_no_more_than_is_explained(dtype: torch.dtype) -> None:
-    """`pytest -s` prints by how much."""
+    """`pytest -s` prints the differences."""
     model = AutoModelForImageTextToText.from_pretrained(ASSETS / "scenes-hybrid", dtype=dtype).eval()
     tokens = torch.randint(5, 200, (4, 192), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Trainings of the image models on tiny ones: what holds for them holds for the shipped ones, skill apart."""
+"""Training of tiny image models, with the code that trains the shipped models."""
 
 import json
 from collections.abc import Callable
@@ -43,7 +43,7 @@ STEPS = {"reader": 12, "vq": 12, "autoencoder": 12, "image": 6}
 
 @dataclass
 class Trained:
-    """Tiny models in a folder, each the next one's input, and the losses on the way."""
+    """Tiny models in a folder, each the input of the next, and their training losses."""
 
     root: Path
     losses: dict[str, list[float]] = field(default_factory=dict)

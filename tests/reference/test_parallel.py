@@ -1,4 +1,4 @@
-"""Training of the model that is asked for any cells: what is learnt is what decodes; a tiny run goes on."""
+"""Training of the model with queries: training matches decoding, and a tiny run can be resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shipped models are what their cards say: standard, small, fit for each other, and skilled."""
+"""The shipped models match their cards: standard formats, sizes, matching drafters, and scores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from reference.vlm_scores import score_vlm
 ASSETS = Path(__file__).parents[2] / "assets"
 LLAMAGEN, LONG = ASSETS / "scenes-llamagen", ASSETS / "scenes-llamagen-long"
 MEGABYTES = {"scenes-llamagen": 20, "scenes-llava": 10, "scenes-llava-small": 10}  # others: less than 6
-LEAST = 3.0  # tokens a forward of heads for text; those of random weights get 1.0 to 1.1
+LEAST = 3.0  # tokens per forward pass of heads for text; heads with random weights have 1.0 to 1.1
 
 
 def test_folders_are_small_hold_no_pickles_and_their_cards_are_of_these_weights() -> None:
@@ -60,7 +60,7 @@ def test_draft_and_target_speak_the_same_tokens_and_share_the_file_of_their_towe
 @pytest.mark.parametrize("name", ["scenes-llava", "scenes-hybrid"])
 @pytest.mark.every(2)
 def test_the_models_caption_and_answer(name: str) -> None:
-    """Greedy, of scenes that do not change: their cards say 90 % and more of 500."""
+    """Greedy, on fixed scenes. The cards state 90 % or more of 500 scenes."""
     scores = score_vlm(ASSETS / name, scenes=12, descriptions=False, batch_size=24)
     assert scores["captions"] >= 0.75 and scores["answers"] >= 0.75
 

@@ -41,7 +41,7 @@ def check(call: Any, name: str, rounds: int, copied: int = 0) -> None:
     """At most one read of the device in a round; no copy to it but `copied`, and a text that was searched."""
     with counted() as counters:
         steps = call.rounds()
-        next(steps), next(steps)  # what is made once a call is made by now
+        next(steps), next(steps)  # objects that a call creates once exist by now
         for _ in range(rounds):
             for counter in counters:
                 counter.clear()

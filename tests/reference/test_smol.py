@@ -1,4 +1,4 @@
-"""scenes-smol around a language model of random weights: what holds for it holds for SmolLM2, skill apart."""
+"""scenes-smol with a language model of random weights in place of SmolLM2."""
 
 import json
 from dataclasses import replace
@@ -44,7 +44,7 @@ def language_model() -> tuple[LlamaForCausalLM, TokenizersBackend]:
     ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
     widths = {"hidden_size": 32, "intermediate_size": 64, "head_dim": 16}
     heads = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    # large weights, so that what is read has something to say in the output
+    # large weights, so that inputs have an effect on the output
     how = {"vocab_size": len(tokenizer), "tie_word_embeddings": True, "initializer_range": 0.3}
     config = LlamaConfig(**how, **widths, **heads, **ids)
     torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""Processors of the reference models: what they write is read back, by transformers alone."""
+"""Processors of the reference models: round trips of text, loaded with transformers only."""
 
 from pathlib import Path
 from typing import Any

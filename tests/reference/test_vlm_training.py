@@ -1,4 +1,4 @@
-"""Training on a model of 90,000 parameters: what holds for it holds for the shipped ones, skill apart."""
+"""Training of a model of 90,000 parameters, with the code that trains the shipped models."""
 
 import json
 from pathlib import Path

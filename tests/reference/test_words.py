@@ -1,4 +1,4 @@
-"""Captions, prompts for images, descriptions and questions: they say what is there, and are read back."""
+"""Captions, prompts for images, descriptions and questions: they describe the scene, and can be parsed."""
 
 import re
 

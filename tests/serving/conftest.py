@@ -61,7 +61,7 @@ def load(name: str) -> MMSpecPipeline:
     return pipe
 
 
-reference = functools.cache(load)  # to compare with: a server has its pipelines for itself
+reference = functools.cache(load)  # for comparison, because a server does not share its pipelines
 spare = functools.cache(lambda name: load(name))  # of servers that run one after another
 
 

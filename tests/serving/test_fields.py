@@ -1,4 +1,4 @@
-"""Fields of requests, OpenAI's, vLLM's and SGLang's: each acts, is ignored by name, or is refused by name."""
+"""Fields of requests of OpenAI, vLLM and SGLang: supported, ignored by name, or refused by name."""
 
 import pytest
 from pydantic import ValidationError

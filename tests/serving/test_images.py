@@ -18,7 +18,7 @@ def generate(server, **settings: object):
 
 
 def test_a_server_that_is_told_nothing_draws_by_windows_that_follow_its_rows(tmp_path) -> None:
-    """Images are those of plain decoding with their seeds, however many rows are at work."""
+    """Images equal those of plain decoding with their seeds, for any number of running rows."""
     limits, metrics, how = ServerLimits(), Metrics(), ModelOptions(device="cpu")
     source = str(save_llamagen(tmp_path / "drawing", "class"))
     drafter = load_engine(source, None, 8, limits, metrics, how).pipeline.accelerator.drafter

@@ -1,4 +1,4 @@
-"""Many requests, clients that go, and workers that die."""
+"""Many requests, clients that disconnect, and workers that fail."""
 
 import gc
 import json

@@ -1,4 +1,4 @@
-"""Requests that are wrong, too large, or not allowed: refused in OpenAI's shape, and the server goes on."""
+"""Invalid, too large or forbidden requests get errors in OpenAI's format, and the server continues."""
 
 import base64
 import socket

@@ -1,4 +1,4 @@
-"""Images decoded by the real loop, and by a naive one: full recomputation, guidance and grammar by hand."""
+"""Images from the loop, and from a naive loop with full recomputation, guidance and grammar."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def naive_image(
 def accelerator(
     name: str, requests: Sequence[Request], answers: Sequence[list[int]], codes: int, depth: int = DEPTH
 ) -> Accelerator:
-    """`none`, `copy`, or an oracle that knows the answers and errs at a share of the places."""
+    """Return `none`, `copy`, or an oracle with wrong tokens at a share of the places."""
     if not name.startswith("oracle"):
         return build_accelerator(name, **({"min_match": 1} if name == "copy" else {}))
     prompts = [tuple(request.prompt_tokens) for request in requests]

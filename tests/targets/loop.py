@@ -1,4 +1,4 @@
-"""Requests run through the real loop, and the same through `generate`."""
+"""Requests decoded by the loop, and by `generate`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def oracle(
     vocabulary: int,
     corruption: float = 0.0,
 ) -> Accelerator:
-    """Drafts the answers with a wrong sibling before each token, so that accepted nodes lie scattered."""
+    """Draft the answers with a wrong sibling before each token, so that accepted nodes are not contiguous."""
     prompts = [tuple(row["input_ids"][0].tolist()) for row in inputs]
     drafter = OracleDrafter(
         dict(zip(prompts, answers, strict=True)), depth, vocabulary, corruption, siblings=1

@@ -1,6 +1,6 @@
-"""Models whose cache, masks or positions are not understood are refused before any forward, and say why.
+"""Models with unsupported caches, masks or positions are refused before any forward pass, with a reason.
 
-Each of them was decoded wrongly, or failed with an error of another library. They are built without memory,
+Each was once decoded wrongly, or failed with an error of another library. They are built without memory,
 so that nothing can run.
 """
 

@@ -1,4 +1,4 @@
-"""The packed form of a mask that `tree_attention` reads, and the models that may be given it."""
+"""The packed mask of `tree_attention`, and the models that support it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LENGTHS = [0, 3, 20]
 
 
 def scoring(model: transformers.PreTrainedModel) -> tuple[RaggedCache, Nodes]:
-    """A cache of ragged rows that is about to be told of a random tree in each."""
+    """Make a cache of ragged rows, and a random tree for each row."""
     generator = torch.Generator().manual_seed(0)
     cache = RaggedCache(model.config, len(LENGTHS), 64, torch.device("cpu"))
     cache.lengths.copy_(torch.tensor(LENGTHS))
@@ -71,7 +71,7 @@ def test_attention_of_our_image_models_is_plain() -> None:
 
 
 def test_plain_attention_asks_for_nothing_that_the_kernel_cannot_express() -> None:
-    """Read from the sources of transformers: keywords of every call of an attention function."""
+    """Checks the sources of transformers: keywords of every call of an attention function."""
     found = set()
     for path in (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py"):
         source = path.read_text()
@@ -94,7 +94,7 @@ def test_plain_attention_asks_for_nothing_that_the_kernel_cannot_express() -> No
 def test_drafts_on_a_cpu_read_shared_keys_where_they_lie(
     groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing changes where every head has keys of its own, where there is one node, or for a prompt."""
+    """Nothing changes if each head has its own keys, for one node, or for a prompt."""
     config = tiny_llama().config
     config.num_key_value_heads = config.num_attention_heads // groups
     target = CausalTarget(transformers.LlamaForCausalLM(config).eval())

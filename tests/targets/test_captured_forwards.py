@@ -1,7 +1,7 @@
-"""Forwards captured in CUDA graphs: the same tokens, though all is read and written at fixed addresses.
+"""Forward passes in CUDA graphs give the same tokens, although all memory has fixed addresses.
 
 Without a GPU a graph is simulated by what it does to memory: a replay reads the addresses that the capture
-read, and writes those that it wrote. What is not at its address stays as it was.
+read, and writes those that it wrote. Other memory does not change.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def test_sliding_windows_are_masked_in_graphs_too(monkeypatch: pytest.MonkeyPatc
 def test_a_sampled_draft_keeps_the_distributions_of_its_earlier_forwards(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each forward of a chain writes its logits where the one before wrote its own."""
+    """Each forward pass of a chain writes its logits to the same memory."""
     plain, draft = CausalTarget(tiny_llama()), CausalTarget(tiny_llama(layers=1))
     arguments: dict[str, Any] = {"sampler": Sampler(0.9), "max_new_tokens": 30, "seed": 3}
     rule = SpeculativeSampling()
@@ -118,7 +118,7 @@ def test_a_sampled_draft_keeps_the_distributions_of_its_earlier_forwards(
 
 
 def test_numbers_of_an_earlier_batch_cannot_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero times NaN is NaN, so that a masked leak would show."""
+    """Zero times NaN is NaN, so that the test finds masked leaks too."""
     target, _ = captured(monkeypatch)
     expected = decode(target, PROMPTS[:1], CopyDrafter(), max_new_tokens=20).outputs
     with torch.inference_mode():

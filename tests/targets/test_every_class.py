@@ -1,4 +1,4 @@
-"""Every class of transformers that can be built small says what `generate` says, or is refused."""
+"""Every class of transformers that can be built small gives the output of `generate`, or is refused."""
 
 from __future__ import annotations
 

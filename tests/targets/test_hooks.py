@@ -1,4 +1,4 @@
-"""Hooks of users in a target: steering that depends on the place in a call is decoded as `generate` does."""
+"""Users' hooks in a target: with steering that depends on the call, outputs equal those of `generate`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def drafted(model: Any) -> int:
 def test_steered_words_are_those_of_generate(
     build: Callable[[], PreTrainedModel], how: Steering, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """By plain decoding where drafts would be steered otherwise; with drafts before and after the hook."""
+    """Plain decoding replaces drafts that the hook would change; drafts are used before and after it."""
     model, steered = build(), build()
     plain = say(model)
     steer(steered, how)
@@ -108,7 +108,7 @@ def test_a_patched_forward_is_a_hook() -> None:
 
 
 def test_hooks_are_tried_when_they_change_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those of packages that do the same whatever the number of tokens are not."""
+    """Hooks of packages that do not depend on the number of tokens are not tried."""
     tried: list[int] = []
 
     def counted(*args: Any) -> tuple[Tensor, Tensor]:

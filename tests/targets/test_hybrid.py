@@ -1,4 +1,4 @@
-"""Hybrids, whose layers mix attention with recurrent states: what `generate` says, by chains and by trees.
+"""Hybrids, with attention and recurrent layers, give the output of `generate`, with chains and with trees.
 
 The states that commits leave, in closed form, are those of reading the tokens at once. transformers computes
 the delta rule in float32 whatever the model's dtype is, so that both agree to its rounding alone.
@@ -169,7 +169,7 @@ def fail(*args: object) -> None:
 @pytest.mark.parametrize("name", ["qwen3_5", "mamba", "falcon_h1"])
 @pytest.mark.every(2)
 def test_a_prompt_goes_on_from_the_end_of_another(name: str) -> None:
-    """By one token and by several; from no other place, where no state was kept."""
+    """By one token and by several, but from no other place, because no state was stored there."""
     target, memory = CausalTarget(HYBRID_TEXT_MODELS[name]()), PrefixCache(1 << 20)
     target.prefix_cache = memory
     first = (*PROMPTS[2],)

@@ -1,4 +1,4 @@
-"""Memory plans and measurements are of the bytes that decoding then holds; what does not fit is refused."""
+"""Memory plans and measurements match the memory of decoding; requests that do not fit are refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_draft_takes_what_was_measured(name: str) -> None:
         assert state.cache.recurrent[index].nbytes() == ROWS * one.row > 0
         assert held[2 * NODES][index] - held[NODES][index] == ROWS * NODES * one.node > 0
         assert one.is_closed == (name not in STEPPED_MODELS)
-        # the state of every node is what a closed form does not keep
+        # a closed form does not store the state of every node
         assert one.is_closed or one.node == one.row
     assert target.node_bytes == sum(one.node for one in measured)
 

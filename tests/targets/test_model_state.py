@@ -25,7 +25,7 @@ PROMPT = torch.arange(3, 23)[None]
 
 @dataclass
 class Strength:
-    """Settings of a module that steers, in an object beside its weights."""
+    """Settings of a steering module, in an object beside its weights."""
 
     scale: float = 0.0
     direction: Tensor = field(default_factory=lambda: torch.linspace(-1, 1, 32))
@@ -166,7 +166,7 @@ def test_while_a_hook_is_set_nothing_is_kept_and_then_all_is_known_again() -> No
 
 
 def test_what_libraries_set_on_a_model_changes_nothing() -> None:
-    """`generate`, hidden states that transformers and drafters collect, code of accelerate and of PyTorch."""
+    """Attributes of `generate`, collected hidden states, accelerate and PyTorch do not change the keys."""
     accelerate = pytest.importorskip("accelerate")
     target, _ = adapted()
     read(target)
@@ -182,7 +182,7 @@ def test_what_libraries_set_on_a_model_changes_nothing() -> None:
 
 
 def test_a_draft_model_that_was_changed_reads_its_prompt_anew() -> None:
-    """Its drafts are worse otherwise, which the output does not show."""
+    """Otherwise its drafts would be worse, without an effect on the output."""
     draft, wrapped = adapted()
     target = CausalTarget(tiny_llama())
     accelerator = build_accelerator("draft_model", model=draft).fit(target)

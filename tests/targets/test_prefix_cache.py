@@ -1,4 +1,4 @@
-"""Prompts that begin like earlier ones: outputs of a fresh run, and what is known is not read again."""
+"""Prompts that share a prefix with earlier ones: outputs of a new run, without computing the prefix again."""
 
 from __future__ import annotations
 
@@ -158,12 +158,12 @@ def test_changed_weights_are_no_hit() -> None:
 
 
 def test_known_images_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The model is run on what is new alone: tokens, and images."""
+    """The model runs on new tokens and images only."""
     inputs, target = inputs_of("qwen2_5_vl"), target_of("qwen2_5_vl")
     lengths = [inputs[case]["input_ids"].shape[1] for case in CONVERSATION]
     seen: dict[str, list[int]] = {"tokens": [], "images": []}
     parts: Any = target.model.model
-    decoder, tower = type(parts.language_model), type(parts.visual)  # a hook would let the cache rest
+    decoder, tower = type(parts.language_model), type(parts.visual)  # a hook would disable the cache
     decode_all, see = decoder.forward, tower.forward
 
     def counted_decoder(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -201,7 +201,7 @@ def test_every_family_answers_as_generate(family: str) -> None:
 )
 @pytest.mark.every(2)
 def test_every_drafter_drafts_and_answers_as_afresh(name: str, family: str) -> None:
-    """In float64, where outputs are bitwise: turn by turn, then as rows of a batch that hit differently."""
+    """In float64, with bitwise equality: turn by turn, then as rows of a batch with different hits."""
     inputs = inputs_of(family, torch.float64)
     target, fresh = (target_of(family, torch.float64, limit) for limit in (PLENTY, None))
     batches = [[case] for case in CONVERSATION] + [["another question", "another image", CONVERSATION[2]]]

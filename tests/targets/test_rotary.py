@@ -1,7 +1,7 @@
-"""Rotary frequencies that change on the way: every row is decoded across it as `generate` decodes it alone.
+"""Rotary frequencies that change with the length: each row equals a single run of `generate`.
 
-`generate` keeps the lengths that it has met in the model, and turns later prompts otherwise: what is due
-comes from a model that has read nothing.
+`generate` stores the lengths of its calls in the model, which affects later prompts, so the expected output
+comes from a new model.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_every_row_goes_across_as_it_does_alone(kind: str) -> None:
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.every(3)
 def test_the_model_is_left_as_it_was(kind: str) -> None:
-    """Lengths that a call has met do not turn the prompts of the next, of ours or of transformers."""
+    """The lengths of a call do not affect later calls of mmspec or of transformers."""
     model = MODELS[kind]()
     answers = [due(model, row) for row in ROWS[-3:]]
     (kept,) = [dict(part.named_buffers()) for part in model.modules() if hasattr(part, "rope_type")]

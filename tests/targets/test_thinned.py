@@ -1,4 +1,4 @@
-"""Prompts of which some visual tokens alone are read, against forwards in which nothing sees the others."""
+"""Prompts with only some of their visual tokens, compared with forward passes that mask the others."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def whole_forward(target: VisionLanguageTarget, inputs: dict[str, Any], hidden: 
 
 @pytest.mark.parametrize("family", VISION_LANGUAGE_FAMILIES)
 def test_what_is_not_read_is_as_if_no_token_saw_it(family: str) -> None:
-    """In every family: the rest keeps its positions, and the reply goes on from those of the whole prompt."""
+    """In every family: other tokens keep their positions, and replies follow those of the whole prompt."""
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     target, inputs = VisionLanguageTarget(model), dict(encode(processor, MESSAGE))
     visual, length = visual_places(model.config, inputs), inputs["input_ids"].shape[1]
@@ -89,7 +89,7 @@ def test_the_chosen_are_those_of_most_attention_and_others_evenly_spread() -> No
 
 @pytest.mark.parametrize(("keep", "temperature"), [(0.5, 0.0), (0.5, 0.8), (1.0, 0.0)])
 def test_the_target_reads_all_whatever_its_draft_model_reads(keep: float, temperature: float) -> None:
-    """Also beside a prompt without images; a draft model that is the target is right until it reads less."""
+    """Also with a prompt without images. The target as draft model is always right until it reads less."""
     model, processor = tiny_qwen2_5_vl()
     target, small = VisionLanguageTarget(model), VisionLanguageTarget(tiny_qwen2_5_vl()[0])
     small.prefix_cache = PrefixCache(1 << 20)  # of whole prompts

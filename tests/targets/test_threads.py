@@ -1,6 +1,6 @@
-"""One model in several threads: while one of them decodes, the others see the model as it is.
+"""One model in several threads: while one thread decodes, others see an unchanged model.
 
-No luck is needed. A thread that decodes stops inside its forwards, in a layer, while the other runs the model
+The order is deterministic. A decoding thread stops inside a layer, while the other runs the model
 and decodes with it.
 """
 
@@ -161,7 +161,7 @@ CONTEXTS: dict[str, tuple[Callable[[], PreTrainedModel], Callable[[Any], Abstrac
 
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_what_one_forward_computes_otherwise_others_do_not(name: str) -> None:
-    """Also where the thread that came first leaves first, and with nothing left when all have."""
+    """Also if the first thread finishes first; nothing remains when all have finished."""
     build, context = CONTEXTS[name]
     model = build()
     logits, before = read(model), parts(model)

@@ -1,4 +1,4 @@
-"""A tiny DiffusionGemma, whose layers attend to a window or to all, with experts and an eye."""
+"""A tiny DiffusionGemma with sliding and full attention, experts, and a vision encoder."""
 
 from __future__ import annotations
 

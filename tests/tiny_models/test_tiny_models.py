@@ -1,4 +1,4 @@
-"""Greedy outputs of the tiny models are varied and without near-ties, or identity tests would be blind."""
+"""Greedy outputs of the tiny models are varied and have no near-ties; identity tests need both."""
 
 from __future__ import annotations
 

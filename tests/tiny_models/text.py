@@ -1,4 +1,4 @@
-"""Tiny decoder-only text models: the cache layouts that the decoding core meets, and those it must refuse.
+"""Tiny decoder-only text models, with the supported cache layouts, and with layouts that must be refused.
 
 All have no end token (`eos_token_id=None`), so `generate` runs to `max_new_tokens`; a test that needs one
 passes `eos_token_id` itself. None ties its head to the embedding. The default seeds are those of 24 whose
@@ -341,5 +341,5 @@ STEPPED_MODELS = {
 
 HYBRID_TEXT_MODELS = {**CLOSED_FORM_MODELS, **STEPPED_MODELS}
 
-#: Text models that must be refused before any work: their state cannot be rolled back to a path of a tree.
+#: Text models that must be refused before any work, because their state cannot be restored to a tree's path.
 REFUSED_TEXT_MODELS = {"minimax": tiny_minimax}

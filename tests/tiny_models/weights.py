@@ -1,7 +1,7 @@
 """Random weights that behave like a trained model's: varied arg-max, no ties, the same on every version.
 
 The initial weights of a transformers model (standard deviation 0.02) give nearly flat logits and one token
-for ever, which makes identity tests blind. `randomise` draws every matrix at 1 / sqrt(fan-in) and the head
+forever, so that identity tests find nothing. `randomise` draws every matrix at 1 / sqrt(fan-in) and the head
 larger. Each parameter has its own generator, seeded by its name, so that neither the order of construction
 nor the version of transformers changes a model.
 """

@@ -1,4 +1,4 @@
-"""Training data of drafters in these tests: what tiny targets say themselves, about images and without."""
+"""Training data of drafters in tests: outputs of tiny targets, with and without images."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CASES = ("two images", "no image", "several turns")
 def own_answers(
     family: str = "llava", dtype: torch.dtype = torch.float64, new_tokens: int = 5
 ) -> DrafterBatch:
-    """The target's own answers, each a token longer than the one before."""
+    """Return answers of the target, each one token longer than the previous one."""
     examples = []
     for row, case in enumerate(CASES):
         inputs = dict(inputs_of(family, dtype)[case])
@@ -55,7 +55,7 @@ def sentences() -> torch.Tensor:
 
 
 class Sentences:
-    """Data of the target's own words; the last four are held out.
+    """Training data from outputs of the target; the last four are held out.
 
     Args:
         rows: a step and process; of every `rows * per` the step's part, so that steps can be cut in several.

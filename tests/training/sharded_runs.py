@@ -20,7 +20,7 @@ class Interrupted(Exception):
 
 
 def shard() -> None:
-    """Turn FSDP on, which accelerate does for GPUs alone."""
+    """Turn FSDP on for CPUs; accelerate does so for GPUs only."""
     for state in (AcceleratorState, PartialState):
         state._shared_state["distributed_type"] = DistributedType.FSDP
     AcceleratorState._shared_state["fsdp_plugin"] = FullyShardedDataParallelPlugin(fsdp_version=2)

@@ -1,4 +1,4 @@
-"""The corrector learns from windows that it drafts itself, by what the target says of them."""
+"""The corrector learns from its own drafts, with the target's distributions as goal."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def whole_logits(target: LlamaGenTarget, prompt: dict[str, Tensor], tokens: list
 
 @torch.no_grad()
 def test_the_goal_is_what_the_target_says_of_the_drafts(target: LlamaGenTarget) -> None:
-    """A window, against one reading of the image so far and the drafts behind it."""
+    """Compares a window with one forward pass over the image so far and the drafts after it."""
     data = Prompts(target)
     loss = CorrectorLoss(head_for(target), target, learnt_window=WINDOW)
     rollout = loss.rollouts[0]
@@ -93,7 +93,7 @@ def test_it_learns(target: LlamaGenTarget) -> None:
 
 @torch.no_grad()
 def test_what_is_not_there_is_not_read(target: LlamaGenTarget) -> None:
-    """States that are unknown may be anything."""
+    """Unknown states have no effect."""
     loss = CorrectorLoss(head_for(target), target, learnt_window=WINDOW)
     batch: WindowBatch = loss.make(Prompts(target), 0, 0)
     unknown = ~batch.is_known

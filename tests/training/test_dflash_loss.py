@@ -1,4 +1,4 @@
-"""The loss of DFlash and DSpark heads, against each block computed by itself."""
+"""The loss of DFlash and DSpark heads, compared with single blocks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_training_reads_what_decoding_reads(kind: str, family: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_every_slot(kind: str) -> None:
-    """Each slot's cross-entropy with the target's distribution there, told of the token that really came."""
+    """Compares the cross-entropy of each slot with the target's distribution, given the true tokens."""
     target = target_of("llava", torch.float64)
     head, given = head_for(target, kind), own_answers()
     loss, figures = DFlashLoss(head, target, anchors=100, discount=0.8)(given)

@@ -1,4 +1,4 @@
-"""Distillation of draft models: its divergences, whose replies it learns, and what comes of it."""
+"""Distillation of draft models: divergences, sources of replies, and trained models."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def direct(name: str, p: Tensor, q: Tensor, label: int = 0, beta: float = 0.5) -
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_divergences_are_those_of_the_paper(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Value and gradient, in pieces of two rows; nothing at equality; tokens of one model alone left out."""
+    """Value and gradient, in parts of two rows; 0 for equal models; tokens of only one model are excluded."""
     monkeypatch.setattr(distillation, "PIECE", 2 * 9)
     noise = torch.Generator().manual_seed(0)
     target = torch.randn(5, 9, generator=noise)
@@ -99,11 +99,11 @@ def test_divergences_are_those_of_the_paper(name: str, monkeypatch: pytest.Monke
 
 
 def test_own_replies_are_the_draft_models_samples(folder: Path) -> None:
-    """Tokens that it gives some probability, and as often as it does; of its weights at that step."""
+    """Samples have the draft model's probabilities, with its weights at that step."""
     data = data_of(folder, [TWO_TURNS, *ROWS])
     teacher = data.reader.target
     model = shortened(teacher.model, 2)
-    with torch.no_grad():  # so sure of itself that samples are its likeliest tokens
+    with torch.no_grad():  # so confident that samples are its most likely tokens
         model.lm_head.weight *= 1e4
     learner = DraftModelLoss(model, teacher, Distillation(own_share=1.0, new_tokens=6))
     made = learner.make(data, 0, 0)
@@ -140,7 +140,7 @@ def test_replies_are_the_same_for_the_same_seed_and_share_zero_writes_none(
 
 
 def test_the_loss_is_the_mean_over_replies_of_the_mean_over_their_tokens(folder: Path) -> None:
-    """At reply tokens alone; each model's own logits, its prompt read with it."""
+    """At reply tokens only, with each model's own logits and prompt."""
     data = data_of(folder, [TWO_TURNS] * 4 + ROWS[:1] + [TWO_TURNS] * 4)
     teacher = data.reader.target
     model = shortened(teacher.model, 2)
@@ -189,7 +189,7 @@ def test_a_restricted_output_says_some_tokens_as_before_and_no_others(make: Any)
 
 
 def test_a_draft_model_of_frequent_tokens(folder: Path, tmp_path: Path) -> None:
-    """The loss is of the distributions given these; nothing else is drafted, and the output stays."""
+    """The loss uses distributions over frequent tokens. Only these are drafted; outputs do not change."""
     data = data_of(folder)
     teacher = data.reader.target
     count = token_counts(data.learnt_texts(), teacher.vocabulary)
@@ -256,7 +256,7 @@ def accepted(target: CausalTarget, draft: CausalTarget, data: ConversationRows) 
 def test_training_lowers_the_total_variation_and_drafts_more(
     divergence: str, steps: int, share: float, folder: Path, tmp_path: Path
 ) -> None:
-    """On prompts that are held out; the folder drafts, and the output is the target's own."""
+    """On held-out prompts. The trained folder drafts, and the output equals that of the target."""
     data = data_of(folder)
     target = data.reader.target
     before = accepted(target, adapt(shortened(target.model, 2)), data)

@@ -1,4 +1,4 @@
-"""Training on given conversations: what is held out, skipped and replied to anew; and the way to a head."""
+"""Training on a file of conversations: held-out, skipped and regenerated rows, and trained heads."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_rows_with_damaged_images_are_skipped_named_and_counted(
     assert all(len(batch.examples) == 3 for batch in batches)
     assert {"data[2]", "data[10]"} == {*made.damaged.found} and len(made.left_out["damaged"]) == 2
     assert "data[2]" in caplog.text and "2.png" in caplog.text and "2 of 12" in caplog.text
-    # one that goes on in the middle draws what the other one drew
+    # a resumed run draws the same rows
     again = damaged_rows(tmp_path, 12, {2, 10}, regenerate=regenerate)
     for step in (5, 3):
         for one, other in zip(batches[step].examples, again.batch(step, 0).examples, strict=True):

@@ -1,4 +1,4 @@
-"""Conversations as sequences for drafters: which tokens are learnt, and what the target says itself."""
+"""Conversations as sequences for drafters: learnt tokens, and replies of the target."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_replies_are_learnt_and_nothing_else(family: str) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_target_reads_a_prompt_as_in_a_pipeline(family: str) -> None:
-    """A head trained on other inputs than it drafts for would be of little use."""
+    """A head must be trained on the inputs that it drafts for."""
     model, processor = VISION_LANGUAGE_FAMILIES[family]()
     pipe = VisionLanguagePipeline(model, processor)
     made, said = reader(family).example(chat()), chat().until(1)
@@ -80,7 +80,7 @@ def test_the_target_reads_a_prompt_as_in_a_pipeline(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_regenerated_replies_are_what_the_target_says(family: str) -> None:
-    """Each turn after the target's own earlier words; rows of different lengths speak together."""
+    """Each turn follows the target's own earlier replies, in a batch of rows with different lengths."""
     short = Conversation(
         (message("user", "describe the circle", 1), message("assistant", "no")), chat().images[:1]
     )

@@ -1,4 +1,4 @@
-"""Drafters of images: data of files and of scenes, and the way to a head."""
+"""Drafters of images: data from files and scenes, and trained heads."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_examples_of_images_are_prompt_and_codes(image_folders: dict[str, Path])
 
 @pytest.mark.parametrize("condition", ["caption", "class"])
 def test_the_teacher_reads_an_image_as_decoding_does(condition: str, image_folders: dict[str, Path]) -> None:
-    """Prompt first, then its tokens: the same states at the same places, for captions of any length."""
+    """The states of prompt and image tokens equal those of decoding, for captions of any length."""
     llamagen = image_data.open_llamagen(image_folders[condition], torch.device("cpu"))
     data = SceneImages(llamagen, image_folders[condition], batch_size=3, seed=0)
     examples = data.batch(0, 0).examples

@@ -1,4 +1,4 @@
-"""Methods with settings: what exists, what it does to the model, and how it is written."""
+"""Methods with settings: available settings, their effects on the model, and their syntax."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LEARNT_FROM_TEXT = [name for name, method in RECIPES.items() if not method.recor
 @pytest.mark.parametrize("name", LEARNT_FROM_TEXT)
 @pytest.mark.every(6)
 def test_the_head_learns_and_the_target_does_not(name: str) -> None:
-    """Every weight of it, from its target's own words, so that more of its drafts are accepted."""
+    """All weights of the head learn from outputs of its target, so that more drafts are accepted."""
     target, given = target_of("llava"), own_answers(dtype=torch.float32, new_tokens=24)
     torch.manual_seed(0)
     model: Any = RECIPES[name].build(target).train()
@@ -72,7 +72,7 @@ def test_the_head_learns_and_the_target_does_not(name: str) -> None:
         losses.append(loss.item())
         optimizer.step()
     assert losses[-1] < 0.9 * losses[0]
-    gain = 0.1 if name == "ppd" else 0.3  # three embeddings are little to learn
+    gain = 0.1 if name == "ppd" else 0.3  # three embeddings can learn only little
     assert acceptance() > untrained + gain or name == "dflash", "which learns whole blocks, and slowly"
     assert all(torch.equal(value, before[key]) for key, value in target.model.named_parameters())
     assert all(value.grad is None for value in target.model.parameters())

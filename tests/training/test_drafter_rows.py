@@ -1,4 +1,4 @@
-"""Rows of conversations: three forms that say the same, and what is wrong with those that cannot be used."""
+"""Rows of conversations: three equivalent formats, and errors of invalid rows."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def training_of(out: Path, **options: Any) -> Training:
 
 
 def test_a_state_that_cannot_be_gone_on_from_is_refused(tmp_path: Path) -> None:
-    """Absent, damaged, of an older mmspec, and of another model; the file of a good one is there alone."""
+    """Missing, damaged, from an older mmspec, or of another model; a valid state is a single file."""
     path = tmp_path / "out.training.pt"
     with pytest.raises(CheckpointError, match="start without resume"):
         training_of(tmp_path / "out", steps=1, resume=True)

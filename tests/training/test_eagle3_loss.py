@@ -1,4 +1,4 @@
-"""The loss of an EAGLE-3 head, against the session that drafts with it and the slow way."""
+"""The loss of an EAGLE-3 head, compared with its drafting session and with slow drafting."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_training_reads_what_decoding_reads(family: str, kind: str, window: int 
 
 
 def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
-    """Every token t and step i by the weights alone; tokens that the head does not know do not count."""
+    """Compares each token t and step i with the weights alone; tokens outside the vocabulary do not count."""
     target = target_of("llava", torch.float64)
     head, given = head_for(target, draft_vocabulary=40), own_answers()
     assert head.draft_tokens is not None

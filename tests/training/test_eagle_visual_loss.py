@@ -1,4 +1,4 @@
-"""Training of EAGLE heads on images, against the slow way of drafting: what is trained is what decodes."""
+"""Training of EAGLE heads on images, compared with slow drafting: training matches decoding."""
 
 from __future__ import annotations
 

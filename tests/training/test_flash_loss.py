@@ -1,4 +1,4 @@
-"""The loss of a FLASH head, against the slow way of drafting."""
+"""The loss of a FLASH head, compared with slow drafting."""
 
 from __future__ import annotations
 

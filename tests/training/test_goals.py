@@ -1,4 +1,4 @@
-"""A target's distributions computed once for each place, against every pair for itself."""
+"""A target's distributions computed once per place, compared with each pair alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def batch() -> tuple[Tensor, Blocks]:
 def assert_same_with_a_summary(
     made: Goals, states: Tensor, place: tuple[Tensor, Tensor], counted: Tensor, tokens: Tensor, **how: bool
 ) -> None:
-    """The whole output matrix is never asked again."""
+    """The whole output matrix is not used again."""
     logits = speaker().head(states).float()
     told = Summary(logits.argmax(-1), logits.logsumexp(-1))
     few = speaker().head_of(tokens)

@@ -1,4 +1,4 @@
-"""The losses of Medusa's and Hydra's heads, against the slow way of drafting."""
+"""The losses of Medusa's and Hydra's heads, compared with slow drafting."""
 
 from __future__ import annotations
 

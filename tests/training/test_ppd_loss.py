@@ -1,4 +1,4 @@
-"""The loss of PPD's prompt tokens, against the slow way of drafting."""
+"""The loss of PPD's prompt tokens, compared with slow drafting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.training.own_answers import own_answers
 
 
 def test_the_loss_is_that_of_each_cut_read_alone() -> None:
-    """Prompt tokens behind every token before an answer's, in a sequence of their own."""
+    """Prompt tokens after each token before an answer token, in separate sequences."""
     target = target_of("llava", torch.float64)
     head = drafter_for(target).model.requires_grad_(True)
     loss, figures = PromptTokensLoss(head, target, cuts=100, discount=0.7)(own_answers())

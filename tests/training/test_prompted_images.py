@@ -1,4 +1,4 @@
-"""Drafters learn from images that their target draws itself, of every family, from prompts alone."""
+"""Drafters of every family learn from images that their target generates, given only prompts."""
 
 from __future__ import annotations
 

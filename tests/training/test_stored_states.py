@@ -1,4 +1,4 @@
-"""Hidden states that one training stores and the next ones read: the target's own, or none."""
+"""Hidden states that one training stores and later ones read equal those of the target."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_torn_file_is_read_anew(left: int, tmp_path: Path, caplog: pytest.LogC
 
 
 def test_a_second_training_never_runs_the_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of another head, on the same data; both are what they are without stored states, bit for bit."""
+    """A second head on the same data; both equal the heads trained without stored states, bitwise."""
     monkeypatch.setattr("mmspec.training.drafter.acceptance_length", lambda *_: 1.0)
     monkeypatch.setattr("mmspec.training.drafter.MEASURED_BATCHES", 1)
     target = save_family("llava", tmp_path / "target")
@@ -104,7 +104,7 @@ def test_a_second_training_never_runs_the_target(tmp_path: Path, monkeypatch: py
 
     def train(method: str, states: Path | None) -> tuple[list[float], dict[str, Tensor], list[nn.Module]]:
         losses: list[float] = []
-        # one row at a time: what it is read beside is the same in every run
+        # one row at a time, so that the batch of a row is the same in every run
         how: dict[str, Any] = {"steps": 3, "batch_size": 1, "method": method, "states": states}
         how["on_step"] = lambda step, loss: losses.append(loss)
         with forwards() as ran:

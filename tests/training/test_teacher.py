@@ -1,4 +1,4 @@
-"""Targets read the sequences of a batch together, and each as if it were alone."""
+"""Forward passes of a target over a batch of sequences equal those over single sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drafters for language models that see no images: what they learn from, and the way to a pipeline."""
+"""Drafters for text-only language models: training data, and use in a pipeline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conversations under chat templates that write a turn otherwise once others follow it, as Qwen3's does."""
+"""Conversations with chat templates that render a turn differently if other turns follow, like Qwen3's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of heads that draft frequent tokens alone, and how a new head begins."""
+"""Losses of heads that draft only frequent tokens, and initial weights of such heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact output distribution of a rule that judges a chain as a whole, read off the rule's own code.
+"""Exact output distribution of a rule that verifies a chain as a whole, computed with the rule's code.
 
 Every chain over a small vocabulary is a row. The probability to stop at a place is found by bisection on its
 uniform, with all others out of reach, so that the integral over the uniforms is exact.

@@ -1,4 +1,4 @@
-"""Codebooks as targets, which is all that rules need when they are fitted."""
+"""Targets that consist of a codebook, which is sufficient for fitting rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact output distribution of a rejection rule at one place, read off the rule's own code.
+"""Exact output distribution of a rejection rule at one place, computed with the rule's code.
 
 Every tuple of siblings is a row. A rule compares one uniform per sibling with a threshold; the threshold is
 found by bisection on that uniform, so the integral over the uniforms is exact, and what is drawn from in the

@@ -1,4 +1,4 @@
-"""Images of toys to test windows on.
+"""Toy models of images, for tests of windows.
 
 `ImageTable` is an image of 2 x 2 cells over five codes with forced row ends, whose distribution is a table:
 625 outputs, all of whose probabilities are known. `images()` is a small transformer.

@@ -1,4 +1,4 @@
-"""Checks of drafts of changing size."""
+"""Checks of drafts with changing sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The delta-budget: exact without one, all of LANTERN with the whole of it, more with more."""
+"""The delta-budget: exact with 0, LANTERN with the largest, and monotonic in between."""
 
 from __future__ import annotations
 

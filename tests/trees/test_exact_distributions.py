@@ -1,4 +1,4 @@
-"""Closed forms: every rejection rule gives the target's distribution, and accepts as often as theory says."""
+"""Every rejection rule gives the target's distribution, and has its theoretical acceptance rate."""
 
 from __future__ import annotations
 

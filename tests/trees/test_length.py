@@ -1,4 +1,4 @@
-"""Draft length: the size that pays on this device is taken, and no output depends on it."""
+"""Draft length: the fastest size on the device is chosen, and outputs do not depend on it."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def test_a_drafter_that_costs_more_than_it_gives_rests():
 
 
 def test_what_never_pays_costs_little_and_what_pays_keeps_its_gain():
-    """On a machine whose speed drifts by 10 %: 6 % of the first 128 rounds, 2 % of 1,000, 5 % of a gain."""
+    """With speed that drifts by 10 %, costs are at most 6 % of 128 rounds, 2 % of 1,000, 5 % of a gain."""
 
     def speed(share: float, rounds: int, seed: int) -> float:
         drift, dice = count(), random.Random(seed)

@@ -1,4 +1,4 @@
-"""Relaxed rules: they keep their bounds, report what they do, and the tests of that can fail."""
+"""Relaxed rules keep their bounds and report the variation; planted bugs show that these tests can fail."""
 
 from __future__ import annotations
 
