@@ -306,8 +306,7 @@ def both_temperatures(greedy: str, sampled: str) -> str:
     found = [{row["accelerator"]: row for row in overall(name)} for name in (greedy, sampled)]
     labels = labelled(list(found[0]))
     rows = [
-        (labels[one], *(with_interval(run[one]) if one in run else "-" for run in found))
-        for one in found[0]
+        (labels[one], *(with_interval(run[one]) if one in run else "-" for run in found)) for one in found[0]
     ]
     return table(("accelerator", "greedy", "temperature 1"), rows)
 
