@@ -44,11 +44,20 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "reference" / "accelerators.md", linked(markdown_table())
     yield DOCS / "reference" / "commands.md", commands()
     yield DOCS / "reference" / "request-fields.md", request_fields()
-    yield DOCS / "explanation" / "benchmarks.md", image_tables()
-    yield DOCS / "explanation" / "spec-bench.md", real_tables()
-    yield DOCS / "explanation" / "masked-models.md", diffusion_tables()
+    yield from measurements()
     for name in METHODS:
         yield DOCS / "methods" / f"{name}.md", method(name)
+
+
+def measurements() -> Iterator[tuple[Path, str]]:
+    """Yield the pages of measurements, with a few tables each, and their notes, with all tables."""
+    explanation, notes = DOCS / "explanation", DOCS / "notes"
+    yield explanation / "benchmarks.md", benchmarks_summary()
+    yield explanation / "spec-bench.md", real_summary()
+    yield explanation / "masked-models.md", diffusion_summary()
+    yield notes / "2026-11-29-benchmarks-images.md", f"{drafter_tables()}\n\n{image_tables()}"
+    yield notes / "2026-11-29-spec-bench.md", real_tables()
+    yield notes / "2026-11-29-masked-models.md", diffusion_tables()
 
 
 def pages_of_extras() -> Iterator[tuple[Path, str]]:
@@ -138,6 +147,117 @@ SAMPLINGS = {
 SIZES = {"256 tokens": "image-sizes-256-cpu", "1,024 tokens": "image-sizes-1024-cpu"}
 
 
+def benchmarks_summary() -> str:
+    """Return the tables of the page of benchmarks: text about images, images, and continuous tokens."""
+    tables = {
+        "Text about images": text_summary(),
+        "Images, one at a time": batch_table("image-clock-cpu", calls=16),
+        "Images of continuous tokens": vectors_summary(),
+    }
+    return titled(tables)
+
+
+def titled(tables: Mapping[str, str]) -> str:
+    """Return tables below their titles."""
+    return "\n\n".join(f"### {title}\n\n{made}" for title, made in tables.items())
+
+
+def text_summary() -> str:
+    """Return tokens per forward pass and the speed-up of each drafter, in the tasks that all records have."""
+    tasks = ("caption", "describe", "question")
+    rows = []
+    for record, model in DRAFTERS.items():
+        found = {(row["accelerator"], row["category"]): row for row in recorded(record)}
+        for name in dict.fromkeys(name for name, _ in found):
+            cells = (found[name, task] for task in tasks)
+            measured = (f"{row['acceptance_length']:.2f}, {row['speedup']:.2f}x" for row in cells)
+            rows.append((model, f"`{name}`", *measured))
+    return table(("model", "accelerator", *tasks), rows)
+
+
+def vectors_summary() -> str:
+    """Return the methods of continuous tokens, with the share of correct attributes."""
+    rows = [
+        (
+            FAMILIES[name].split(",")[0],
+            f"`{row['accelerator']}`",
+            row["exactness"],
+            f"{row['nfe_mean']:.0f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['quality']['attributes']['value']:.1%}",
+        )
+        for name in ("nextstep-methods-cpu", "mar-methods-cpu")
+        for row in recorded(name)
+    ]
+    return table(("model", "method", "promise", "forward passes", "speed-up", "attributes"), rows)
+
+
+def drafter_tables() -> str:
+    """Return the tables of drafters of text about images, and of exact speculation on continuous tokens."""
+    models = (f"bench-describe{batch}-cpu" for batch in ("", "-batch16"))
+    tables = {
+        "Draft models": "\n".join((drafts_table(next(models)), *drafts_table(next(models)).splitlines()[2:])),
+        "Drafters of a vision-language model": cells_table("drafters-cpu"),
+        "Drafters of a hybrid model": cells_table("hybrid-drafters-cpu"),
+        "FLASH: blocks and compression": flash_table(),
+    }
+    return titled(tables)
+
+
+def drafts_table(name: str) -> str:
+    """Return a record of draft models with all its counts."""
+    run = settings(name)
+    rows = [
+        (
+            run["task"],
+            str(run["batch_size"]),
+            f"`{row['accelerator']}`",
+            *(str(row[one]) for one in ("new_tokens", "target_forwards")),
+            f"{row['acceptance_length']:.2f}",
+            f"{row['speedup']:.2f}x",
+            f"{row['identical']:.0%}",
+        )
+        for row in recorded(name)
+        if not row["category"]
+    ]
+    counts = ("tokens", "forward passes", "tokens per forward pass", "speed-up", "identical")
+    return table(("task", "batch", "accelerator", *counts), rows)
+
+
+def cells_table(name: str) -> str:
+    """Return a record by task: tokens per forward pass, the speed-up of decoding, and that with prefill."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in recorded(name):
+        found.setdefault(row["accelerator"], {})[row["category"]] = row
+    rows = []
+    for drafter, tasks in found.items():
+        weights = next(iter(tasks.values()))["parameters"]
+        cells = (
+            f"{row['acceptance_length']:.2f}, {row['decode_speedup']:.2f}x ({row['speedup']:.2f}x)"
+            for row in tasks.values()
+        )
+        rows.append((f"`{drafter}`", f"{weights / 1e6:.2f} M" if weights else "-", *cells))
+    return table(("drafter", "weights", *found["none"]), rows)
+
+
+#: Heads of the record of FLASH's two ideas, by their names in the record.
+FLASH = {
+    "flash:drafter=flash-identity:block=1": "token by token, whole images",
+    "flash:block=1": "token by token, compressed images",
+    "flash:drafter=flash-identity": "blocks of ten, whole images",
+    "flash": "blocks of ten, compressed images",
+    "flash:depth=20": "two blocks per round (`flash:depth=20`)",
+}
+
+
+def flash_table() -> str:
+    """Return the speed-up of decoding with blocks, and with compressed images."""
+    records = recorded("drafters-flash-cpu")
+    found = {(row["accelerator"], row["category"]): f"{row['decode_speedup']:.2f}x" for row in records}
+    rows = [(title, f"{found[one, 'describe']} / {found[one, 'clip']}") for one, title in FLASH.items()]
+    return table(("FLASH head", "speed-up of decoding, descriptions / clips"), rows)
+
+
 def image_tables() -> str:
     """Return the tables of image methods: two searches, other sampling settings, batches and image sizes."""
     parts = {
@@ -150,7 +270,7 @@ def image_tables() -> str:
         "Two image sizes: fewer forward passes": side_by_side(SIZES, fewer),
         "Settings of the corrector": parts_table("image-corrector-cpu"),
     }
-    return "\n\n".join(f"### {title}\n\n{content}" for title, content in parts.items())
+    return titled(parts)
 
 
 #: Timed records of `mmspec bench` with a real language model on Spec-Bench, by the titles of their tables.
@@ -168,26 +288,66 @@ UNTIMED = {
 }
 
 
+def real_summary() -> str:
+    """Return the tables of the page of Spec-Bench: speed-ups, full drafts, and questions about images."""
+    greedy, sampled = "real-words-60-cpu", "real-words-sampled-cpu"
+    tables = {
+        "Speed-up": summary_table(),
+        "Full drafts: tokens per forward pass (95 %)": both_temperatures(greedy, sampled),
+        "About images (scenes-smol): tokens per forward pass (95 %)": both_temperatures(
+            "scenes-smol-cpu", "scenes-smol-sampled-cpu"
+        ),
+    }
+    return titled(tables)
+
+
+def both_temperatures(greedy: str, sampled: str) -> str:
+    """Return the tokens per forward pass over all tasks of a greedy record and of a sampled one."""
+    found = [{row["accelerator"]: row for row in overall(name)} for name in (greedy, sampled)]
+    labels = labelled(list(found[0]))
+    rows = [
+        (labels[one], *(with_interval(run[one]) if one in run else "-" for run in found)) for one in found[0]
+    ]
+    return table(("accelerator", "greedy", "temperature 1"), rows)
+
+
+def overall(name: str) -> list[dict[str, Any]]:
+    """Return the rows of a record that cover all tasks."""
+    return [row for row in recorded(name) if not row["category"]]
+
+
+def labelled(methods: Sequence[str]) -> dict[str, str]:
+    """Return a label for each accelerator of a record, marking a shipped head beside another of its kind."""
+    labels = {method: f"`{shortened(method)}`" for method in methods}
+    for method in [one for one in methods if ":drafter=assets/" in one]:
+        if list(labels.values()).count(labels[method]) > 1:
+            labels[method] += " (shipped)"
+    return labels
+
+
 def real_tables() -> str:
     """Return the tables of text drafters on a real language model."""
-    tables = {"Speed-up over plain decoding, and over `generate`": summary_table()}
-    tables |= {title: real_table(name) for title, name in REAL.items()}
+    tables = {title: real_table(name) for title, name in REAL.items()}
     tables |= {title: real_table(name, timed=False) for title, name in UNTIMED.items()}
-    return "\n\n".join(f"### {title}\n\n{made}" for title, made in tables.items())
+    return titled(tables)
 
 
 def summary_table() -> str:
-    """Return the median speed-ups of the first two timed records: over plain decoding and over `generate`."""
-    medians = [
-        {row["accelerator"]: row["over_plain"]["median"] for row in recorded(name) if not row["category"]}
-        for name in list(REAL.values())[:2]
-    ]
+    """Return the first two timed records: tokens per forward pass and the median speed-ups."""
+    runs = [{row["accelerator"]: row for row in overall(name)} for name in list(REAL.values())[:2]]
+    medians = [{one: row["over_plain"]["median"] for one, row in run.items()} for run in runs]
     rows = [
-        (f"`{shortened(one)}`", *(f"{run[one]:.2f}x, {run[one] / run['generate']:.2f}x" for run in medians))
-        for one in medians[0]
+        (
+            f"`{shortened(one)}`",
+            f"{row['acceptance_length']:.2f}",
+            *(f"{run[one]:.2f}x" for run in medians),
+            f"{medians[0][one] / medians[0]['generate']:.2f}x",
+        )
+        for one, row in runs[0].items()
         if one in medians[1]
     ]
-    return table(("accelerator", "two cores", "one core"), rows)
+    columns = ("tokens per forward pass", "two cores", "one core", "over `generate`, two cores")
+    return table(("accelerator", *columns), rows)
 
 
 def real_table(name: str, timed: bool = True) -> str:
@@ -203,10 +363,7 @@ def real_table(name: str, timed: bool = True) -> str:
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in recorded(name):
         found.setdefault(row["accelerator"], {})[row["category"]] = row
-    labels = {method: f"`{shortened(method)}`" for method in found}
-    for method in [one for one in found if ":drafter=assets/" in one]:
-        if list(labels.values()).count(labels[method]) > 1:
-            labels[method] += " (shipped)"
+    labels = labelled(list(found))
     named = [task for task in found["none"] if task]
     has_parts = "time" in found["none"][""]
     rows = [
@@ -233,9 +390,40 @@ DIFFUSION = {
 }
 
 
+#: Rows of the table on the page of masked models.
+MASKED = (
+    "none",
+    "freedave:states=17",
+    "threshold:threshold=0.99:fallback=leftmost",
+    "threshold:threshold=0.9",
+    "entropy_bound",
+    "self_speculation:num_draft_tokens=15",
+)
+
+
+def diffusion_summary() -> str:
+    """Return the table of the page of masked models: a few methods, with the shares of correct outputs."""
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in recorded("diffusion-cpu"):
+        if row["accelerator"] in MASKED:
+            found.setdefault((row["mode"], row["accelerator"]), {})[row["task"]] = row
+    rows = [
+        (
+            mode,
+            f"`{name}`",
+            tasks["describe"]["exactness"],
+            *(f"{tasks[task]['right']:.1%}" for task in ("caption", "describe")),
+            f"{tasks['describe']['tokens_a_forward']:.2f}",
+        )
+        for (mode, name), tasks in found.items()
+    ]
+    shares = ("captions right", "descriptions right", "tokens per forward pass")
+    return table(("mode", "accelerator", "promise", *shares), rows)
+
+
 def diffusion_tables() -> str:
     """Return the tables of the reference diffusion model: descriptions in both of its modes."""
-    return "\n\n".join(f"### {title}\n\n{diffusion_table(name)}" for title, name in DIFFUSION.items())
+    return titled({title: diffusion_table(name) for title, name in DIFFUSION.items()})
 
 
 def diffusion_table(name: str) -> str:

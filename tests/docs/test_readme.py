@@ -16,7 +16,7 @@ from mmspec.plugins import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BENCHMARKS = (ROOT / "docs" / "explanation" / "benchmarks.md").read_text(encoding="utf-8")
+BENCHMARKS = (ROOT / "docs" / "notes" / "2026-11-29-benchmarks-images.md").read_text(encoding="utf-8")
 ACCELERATORS = (ROOT / "docs" / "reference" / "accelerators.md").read_text(encoding="utf-8")
 STRUCTURES = (ROOT / "docs" / "explanation" / "structures.md").read_text(encoding="utf-8")
 PUBLISHED = r"^\*\*As published\.\*\*.*?(?=\n\n|\Z)"  # a paragraph
