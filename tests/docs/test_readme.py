@@ -12,7 +12,8 @@ import pytest
 import mmspec
 from mmspec.accelerators import build_accelerator, options_of
 from mmspec.cli.loading import parse_choice
-from mmspec.plugins import METHODS
+from mmspec.plugins import FAMILIES, METHODS
+from tests.packaging.source_tree import committed_files
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -124,6 +125,27 @@ def test_the_page_on_quality_names_every_figure_that_is_printed() -> None:
     named = [part for metric in image_scores.METRICS for part in FIGURES.get(metric, [metric])]
     assert [name for name in named if f"`{name}`" not in page] == []
     assert [name for name in text_scores.METRICS if name.lower() not in page.lower()] == []
+
+
+def test_the_page_of_the_assets_has_every_folder_with_the_size_of_its_weights() -> None:
+    lines = (ROOT / "assets" / "README.md").read_text(encoding="utf-8").splitlines()
+    rows = {name[1]: line for line in lines if (name := re.match(r"[|-] \[?`([\w-]+)`", line))}
+    sizes: dict[str, int] = {}
+    for name in committed_files(ROOT / "assets"):
+        folder, is_weights = name.split("/")[1], name.endswith(".safetensors")
+        if (ROOT / "assets" / folder).is_dir():
+            own = is_weights and not (ROOT / name).is_symlink()
+            sizes[folder] = sizes.get(folder, 0) + ((ROOT / name).stat().st_size if own else 0)
+    for folder, size in sizes.items():
+        shown = f"{size / 1e6:.2f} MB" if size > 50_000 else f"{size / 1e3:.0f} kB"
+        assert folder in rows, folder
+        assert not size or f"| {shown}" in rows[folder], (folder, shown)
+
+
+def test_the_page_of_models_names_every_family() -> None:
+    page = (ROOT / "docs" / "how-to" / "models.md").read_text(encoding="utf-8")
+    letters = re.sub(r"[^a-z0-9]", "", page.lower())
+    assert [name for name in FAMILIES if name.replace("_", "") not in letters] == []
 
 
 FIGURES = {
