@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from mmspec import kernels
 from mmspec.core import graphs, loop
+from mmspec.core.canvas import Report
 from mmspec.core.graphs import Graph
 from mmspec.kernels import ordering, philox
 from mmspec.models import linear_layers
@@ -87,6 +88,7 @@ class SimulatedGPU(TorchDispatchMode):
         super().__init__()
         self.counts = Counts()
         self._tape: list[Step] | None = None
+        self._written: dict[int, tuple[Tensor, Tensor]] = {}  # during a capture: memory, and what it held
         self._stack = ExitStack()
         self._is_quiet = False
 
@@ -114,6 +116,7 @@ class SimulatedGPU(TorchDispatchMode):
             (philox, "uniforms_on_host", philox._uniforms_in_torch),
             (ordering, "_sort_on_host", ordering._sort_in_torch),
             (ordering, "_largest_on_host", ordering._largest_in_torch),
+            (Report, "send", lambda numbers, *how: Report(numbers.clone(), None, *how)),  # the copy to the host
             (torch.cuda, "Stream", lambda *_: None),
             (torch.cuda, "graph_pool_handle", lambda: None),
             *((Tensor, name, self._reading(getattr(Tensor, name))) for name in HOST_READS),
@@ -132,8 +135,11 @@ class SimulatedGPU(TorchDispatchMode):
         name = func._schema.name.removeprefix("aten::")
         if name in READING:
             self._read(name)
+        if self._tape is not None and func._schema.is_mutable:
+            self._protect(args, kwargs)
         out = func(*args, **kwargs)
-        if not func.is_view and name not in ALLOCATING:
+        is_view = func.is_view and is_alias(out, (args, kwargs))  # `reshape` and `contiguous` may copy
+        if not is_view and name not in ALLOCATING:
             self._launch(name, 1, (func, args, kwargs, out))
         return out
 
@@ -160,6 +166,8 @@ class SimulatedGPU(TorchDispatchMode):
         op = getattr(kernels, name)
 
         def run(*args: Any, **kwargs: Any) -> Any:
+            if self._tape is not None:
+                self._protect(args, kwargs)
             with self._without_counting():
                 out = op(*args, **kwargs)
             self._launch(name, LAUNCHES.get(name, 1), (op, args, kwargs, out))
@@ -186,9 +194,20 @@ class SimulatedGPU(TorchDispatchMode):
 
         return copy
 
-    def _capture(self, function: Callable[..., Any], inputs: tuple[Tensor, ...], side: object) -> Graph:
+    def _protect(self, args: Any, kwargs: Any) -> None:
+        """Keep the memory that an operator may write during a capture, which computes nothing."""
         with self._without_counting():
-            for _ in range(WARM_UPS):
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in self._written:
+                    storage = tensor.untyped_storage()
+                    flat = torch.empty(0, dtype=torch.uint8).set_(storage)
+                    self._written[storage.data_ptr()] = flat, flat.clone()
+
+    def _capture(
+        self, function: Callable[..., Any], inputs: tuple[Tensor, ...], side: object, warm_ups: int = WARM_UPS
+    ) -> Graph:
+        with self._without_counting():
+            for _ in range(warm_ups):
                 function(*inputs)
         if self._tape is not None:
             raise RuntimeError("a stream is capturing already")
@@ -198,6 +217,10 @@ class SimulatedGPU(TorchDispatchMode):
             output = function(*inputs)
         finally:
             self._tape = None
+            with self._without_counting():
+                for memory, before in self._written.values():
+                    memory.copy_(before)
+            self._written.clear()
         self.counts.captures += 1
 
         def replay() -> None:
@@ -223,6 +246,12 @@ class SimulatedGPU(TorchDispatchMode):
 
 def nothing() -> None:
     """A further launch of a kernel that has several."""
+
+
+def is_alias(out: Any, inputs: Any) -> bool:
+    """Whether all results are in the memory of the inputs."""
+    memory = {x.untyped_storage().data_ptr() for x in tree_leaves(inputs) if isinstance(x, Tensor)}
+    return all(x.untyped_storage().data_ptr() in memory for x in tree_leaves(out) if isinstance(x, Tensor))
 
 
 def overwrite(old: Any, new: Any) -> None:

@@ -213,14 +213,18 @@ class Call:
                 error.output = output
                 raise error
 
-    def rounds(self) -> Generator[Round, None, None]:
-        """Decode, yielding every round; `stats.seconds` excludes the time between rounds."""
+    def rounds(self, is_watched: bool = False) -> Generator[Round, None, None]:
+        """Decode, yielding every round; `stats.seconds` excludes the time between rounds.
+
+        Args:
+            is_watched: whether the caller reads the tensors of the rounds; see `speculate`.
+        """
         decoder = self.accelerator.decoder
         if self.accelerator.is_paced(self.sampler, self.target.device):
             decoder = replace(decoder, drafter=PacedDrafter(decoder.drafter, self.accelerator.costs))
         batch = self.sampler, self.requests, self.canvas, self.random
         clock = perf_counter()
-        for round in speculate(self.target, decoder, *batch):
+        for round in speculate(self.target, decoder, *batch, is_watched=is_watched):
             self.stats.seconds += perf_counter() - clock
             yield round
             clock = perf_counter()

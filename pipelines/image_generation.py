@@ -265,13 +265,17 @@ class ImageCall:
     calls: list[Call] = field(default_factory=list, init=False)  # the batches started so far
     committed: int = field(default=0, init=False)  # number of tokens of all images so far
 
-    def rounds(self) -> Generator[Round, None, None]:
-        """Decode batch after batch, yielding every round; `calls[-1]` is its batch."""
+    def rounds(self, is_watched: bool = False) -> Generator[Round, None, None]:
+        """Decode batch after batch, yielding every round; `calls[-1]` is its batch.
+
+        Args:
+            is_watched: whether the caller reads the tensors of the rounds; see `speculate`.
+        """
         size = self.settings.batch_size
         for first in range(0, len(self.requests), size):
             call = self.batch(first, size)
             self.calls.append(call)
-            for step in call.rounds():
+            for step in call.rounds(is_watched):
                 self.committed += sum(map(len, step.emission.tokens))
                 yield step
 

@@ -165,7 +165,7 @@ class RunningBatch:
             try:
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
-                batch.state.tighten(call.canvas.length_bounds)
+                batch.tighten()
             except BaseException:
                 batch.state.close()
                 raise
@@ -188,7 +188,7 @@ class RunningBatch:
             try:
                 self._batch.decode_round()
                 tokens = self._batch.read_round().tokens
-                self._batch.state.tighten(canvas.length_bounds)
+                self._batch.tighten()
             except BaseException:
                 self.close()
                 raise

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -37,6 +37,8 @@ RowStates = dict[int, tuple[Tensor, Tensor]]
 class WritePlan:
     """Buffer places that the next forward pass writes, shared by all layers."""
 
+    scratch: ClassVar[frozenset[str]] = frozenset({"prefill_row", "tokens", "slots", "width"})
+
     rows: int
     capacity: int  # of the buffers, in tokens
     prefill_row: int | None = None  # None in a scoring forward pass
@@ -46,6 +48,7 @@ class WritePlan:
         default_factory=lambda: torch.empty(0, dtype=torch.long, device="cpu")
     )
     width: int = 0  # number of columns that attention reads
+    reads_all: bool = False  # whether that is the capacity: the kernel stops at each row's length
 
 
 class RaggedLayer(CacheLayerMixin):
@@ -176,9 +179,20 @@ class RaggedCache(Cache, Rows):
         self.recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
         super().__init__(layers=layers)
 
+    counters = frozenset({"longest"})
+
     @property
     def rows(self) -> int:
         return self.plan.rows
+
+    @property
+    def capacity(self) -> int:
+        """Tokens of each row for which there is room."""
+        return self.plan.capacity
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for tokens after those of the longest row."""
+        self._reserve(self.longest + tokens)
 
     @property
     def is_initialized(self) -> bool:
@@ -288,7 +302,8 @@ class RaggedCache(Cache, Rows):
         self._reserve(self.longest + extent)
         plan = self.plan
         plan.prefill_row, plan.tokens = None, slots.shape[1]
-        plan.width = min(mask_width(self.longest + extent, self.lengths.device), plan.capacity)
+        width = plan.capacity if plan.reads_all else mask_width(self.longest + extent, self.lengths.device)
+        plan.width = min(width, plan.capacity)
         firsts = torch.arange(plan.rows, device=slots.device) * plan.capacity + self.lengths
         plan.slots = (firsts[:, None] + slots).flatten()
 

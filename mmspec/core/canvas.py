@@ -229,8 +229,17 @@ class Canvas(Rows):
             measured: the rule's measurement.
         """
         self.reserve(max(self.length_bounds) + draft.reach)
-        numbers = self.write(draft, verdict, measured)
-        self._unread.append(Report.send(numbers, draft.reach, measured.name))
+        self.send(self.write(draft, verdict, measured), draft.reach, measured.name)
+
+    def send(self, report: Tensor, reach: int, measured: str) -> None:
+        """Send the report of `write` to the host asynchronously.
+
+        Args:
+            report: [B, columns].
+            reach: of the round's draft.
+            measured: name of the rule's measurement.
+        """
+        self._unread.append(Report.send(report, reach, measured))
 
     def read(self) -> Emission:
         """Read the report of the oldest unread round: the host's only read of the device in a round."""

@@ -118,7 +118,9 @@ def rows_of_graph(rows: int) -> int:
     return 1 << (max(rows, 1) - 1).bit_length() if rows <= WIDEST else -(-rows // WIDEST) * WIDEST
 
 
-def capture(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], side: Side) -> Graph:
+def capture(
+    function: Callable[..., Tensor], inputs: tuple[Tensor, ...], side: Side, warm_ups: int = WARM_UPS
+) -> Graph:
     """Capture `function(*inputs)`, after warm-up calls that compile kernels and allocate memory.
 
     Raises:
@@ -128,7 +130,7 @@ def capture(function: Callable[..., Tensor], inputs: tuple[Tensor, ...], side: S
     with torch.cuda.device(inputs[0].device):
         side.stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side.stream):
-            for _ in range(WARM_UPS):
+            for _ in range(warm_ups):
                 function(*inputs)
         torch.cuda.current_stream().wait_stream(side.stream)
         # in the default mode, an allocation by another thread would abort the capture

@@ -19,6 +19,7 @@ from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.core.once import once
 from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import RandomStream
+from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import Rows
 from mmspec.core.sampling import AnySampler, RowSettings
 from mmspec.core.verdict import Measured, Path, Verdict
@@ -203,6 +204,10 @@ class Target(ABC, Generic[State]):
     def score(self, state: State, draft: AnyDraft) -> TargetOutput:
         """Score every node of the draft in one forward pass, without committing anything to the cache."""
 
+    def graphs_of(self, state: State) -> RoundGraphs | None:
+        """CUDA graphs of whole rounds, for batches with such a state; None to launch each operation."""
+        return None
+
     @abstractmethod
     def commit(self, state: State, draft: AnyDraft, verdict: AnyVerdict, active: Tensor) -> None:
         """Keep the keys and values of decided tokens in the active rows [B], and drop the others."""
@@ -322,6 +327,9 @@ class DraftSession(Rows, ABC):
             accepted; -inf for invalid nodes. Only for drafters with `rates_paths`.
     """
 
+    counters = frozenset({"passes"})
+    scratch = frozenset({"likelihoods"})
+
     passes: int = 0
     likelihoods: Tensor
 
@@ -336,6 +344,10 @@ class DraftSession(Rows, ABC):
 
     def attach(self, state: Any) -> None:
         """Set the target's state, before the first round and after rows moved. Optional."""
+        return None
+
+    def tighten(self, emitted: Sequence[int]) -> None:
+        """Set upper bounds of the emitted tokens; see `TargetState.tighten`. For sessions with a cache."""
         return None
 
     def resize(self, choice: int) -> None:

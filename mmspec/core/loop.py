@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Generic, Self
+from typing import Generic, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from mmspec.core.interfaces import (
     list_prompts,
 )
 from mmspec.core.random_stream import RandomStream
+from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import RowSettings
 from mmspec.core.statistics import Timer
@@ -35,6 +36,38 @@ from mmspec.core.verdict import Measured, Path, Verdict
 
 # A large max_new_tokens must not allocate memory that is never used: beyond this the cache grows in blocks.
 PREALLOCATED_TOKENS = 2048
+
+
+class Computed(NamedTuple):
+    """A computed round.
+
+    Attributes:
+        draft, first, scores, verdict: see `Round`.
+        report: [B, columns] for the host; see `Canvas.write`.
+        measured: name of the rule's measurement.
+    """
+
+    draft: Draft
+    first: Tensor
+    scores: AnyDistribution
+    verdict: Verdict
+    report: Tensor
+    measured: str
+
+
+@dataclass
+class RoundCounter(Rows):
+    """Number of rounds so far, [B, 1] on the device: a graph cannot read a number of the host."""
+
+    row_fields = named("value")
+
+    value: Tensor
+
+    def next(self) -> Tensor:
+        """Return the index of this round, [B, 1], and count it."""
+        now = self.value.clone()
+        self.value += 1
+        return now
 
 
 @dataclass
@@ -51,9 +84,11 @@ class Batch(Rows, Generic[State]):
         session: the drafter's state.
         round: number of forward passes so far.
         computing: context in which the models run; see `Target.computing`.
+        graphs: CUDA graphs of whole rounds; None to launch each operation.
+        counter: the round on the device, for rounds in graphs.
     """
 
-    row_fields = named("sampler", "canvas", "random", "state", "session")
+    row_fields = named("sampler", "canvas", "random", "state", "session", "counter")
 
     target: Target[State]
     decoder: Decoder
@@ -65,6 +100,8 @@ class Batch(Rows, Generic[State]):
     timer: Timer
     round: int
     computing: Callable[[], AbstractContextManager[None]]
+    graphs: RoundGraphs | None = None
+    counter: RoundCounter | None = None
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         """Return a batch of the given rows. Call it between rounds."""
@@ -78,31 +115,59 @@ class Batch(Rows, Generic[State]):
         self.timer = Timer(self.canvas.stats, self.target.device)
         self.session.attach(self.state)
 
-    def decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
+    def decode_round(self) -> Computed:
         """Run one round: propose, score, verify, commit. The report is copied to the host asynchronously."""
-        with self.computing():
-            return self._decode_round()
-
-    def _decode_round(self) -> tuple[Draft, Tensor, AnyDistribution, Verdict]:
-        canvas, timer = self.canvas, self.timer
+        timer = self.timer
         timer.start()
+        with self.computing():
+            if self.graphs is None:
+                made = self.compute(timer.end)
+            else:
+                self.canvas.reserve(max(self.canvas.length_bounds) + self.decoder.max_nodes)
+                parts = self.sampler, self.canvas, self.random, self.state, self.session, self.counter
+                fixed = self.target, self.decoder.drafter, self.decoder.rule
+                made = self.graphs.run(parts, fixed, self.decoder.max_nodes, self.compute)
+                timer.end("target")
+        self.round += 1
+        self.canvas.stats.draft_passes = self.session.passes
+        self.canvas.send(made.report, made.draft.reach, made.measured)
+        return made
+
+    def compute(self, end: Callable[[str], None] = lambda part: None) -> Computed:
+        """Compute a round on the device; `end` is called after each part, "draft", "target" and "verify"."""
+        canvas = self.canvas
         draft = self.session.propose(canvas)
         draft = draft.roots_alone(canvas.in_step) if canvas.in_step else draft
-        timer.end("draft")
+        end("draft")
         output = self.target.score(self.state, draft)
-        timer.end("target")
-        canvas.stats.draft_passes = self.session.passes
+        end("target")
         first = draft.first(canvas.emitted)
         scores = self.sampler(output.logits, draft, canvas.ids, first)
-        noise = self.random.repeat(len(first)).during(self.round)
+        round = self.round if self.counter is None else self.counter.next()
+        noise = self.random.repeat(len(first)).during(round)
         verdict, measured = self.decoder.decide(draft, output, scores, noise, first)
         self.target.commit(self.state, draft, verdict, canvas.active)
-        timer.end("verify")
+        end("verify")
         self.session.observe(draft, output, scores, verdict)
-        timer.end("draft")
-        canvas.submit(draft, verdict, measured)
-        self.round += 1
-        return draft, first, scores, verdict
+        end("draft")
+        canvas.reserve(max(canvas.length_bounds) + draft.reach)
+        report = canvas.write(draft, verdict, measured)
+        return Computed(draft, first, scores, verdict, report, measured.name)
+
+    def tighten(self) -> None:
+        """Lower the upper bounds of lengths in caches to what the host knows."""
+        bounds = self.canvas.length_bounds
+        self.state.tighten(bounds)
+        self.session.tighten(bounds)
+
+    def use_graphs(self) -> None:
+        """Compute rounds in CUDA graphs, where the target has them and the host has no part in a round."""
+        self.graphs = self.target.graphs_of(self.state)
+        if self.graphs is not None:
+            with self.computing():
+                self.session.prepare()
+            rows = len(self.canvas.ids)
+            self.counter = RoundCounter(torch.full((rows, 1), self.round, device=self.target.device))
 
     def read_round(self) -> Emission:
         """Read the report of the oldest unread round, and update the statistics."""
@@ -171,6 +236,7 @@ def speculate(
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,
+    is_watched: bool = False,
 ) -> Iterator[Round]:
     """Decode a batch of requests, round by round.
 
@@ -181,10 +247,13 @@ def speculate(
         requests: B prompts.
         canvas: B rows that hold the prompts. The loop fills it, and ends when all its rows are finished.
         random: the rows' random numbers.
+        is_watched: whether the caller reads the tensors of the rounds. Otherwise rounds may be replayed from
+            graphs, which overwrite them.
 
     Yields:
         One Round for the prefill, then one for each scoring forward pass; valid until the next one. On a GPU
-        next round may already be running then, and one extra round, which is never read, follows the last.
+        the next round may already be running then, and one extra round, which is never read, follows the
+        last.
     """
     if not requests or not any(stopping.max_new_tokens for stopping in canvas.stopping):
         return
@@ -195,13 +264,15 @@ def speculate(
         criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
         decides = criteria or canvas.in_step or sampler.processors or not decoder.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
-        rounds: deque[tuple[Draft, Tensor, AnyDistribution, Verdict]] = deque()
+        if late and not is_watched:
+            batch.use_graphs()
+        rounds: deque[Computed] = deque()
         while not canvas.finished:
             rounds.append(batch.decode_round())
             emission = batch.read_round() if canvas.unread > late else None
-            batch.state.tighten(canvas.length_bounds)
+            batch.tighten()
             if emission is not None:
-                yield Round(*rounds.popleft(), emission)
+                yield Round(*rounds.popleft()[:4], emission)
 
 
 def runs_by_itself(device: torch.device) -> bool:

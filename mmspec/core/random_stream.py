@@ -42,7 +42,8 @@ class RandomStream(Rows):
 
     Attributes:
         keys: [B, 2] the rows' Philox keys, uint32 words in int64.
-        round: index of the round, for draws from a residual distribution that may take several rounds.
+        round: index of the round, [B, 1] if on the device, for draws from a residual distribution that may
+            take several rounds.
         step: distinguishes repeated draws for one position, as in Jacobi windows and open places of masked
             models; [B, 1] where rows differ. Acceptance rules verify a place once and need no step, except
             rules that verify a draft as a whole, whose step is the place after its root. The target's own
@@ -53,7 +54,7 @@ class RandomStream(Rows):
 
     keys: Tensor
     step: int | Tensor = 0
-    round: int = 0
+    round: int | Tensor = 0
 
     @classmethod
     def from_seed(
@@ -85,7 +86,7 @@ class RandomStream(Rows):
         copies = rows // max(len(self.keys), 1)
         return self if copies == 1 else replace(self, keys=self.keys.repeat_interleave(copies, 0))
 
-    def during(self, round: int) -> RandomStream:
+    def during(self, round: int | Tensor) -> RandomStream:
         """Return the stream of the same rows in the given round."""
         return replace(self, round=round)
 

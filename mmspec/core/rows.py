@@ -45,9 +45,13 @@ class Rows:
 
     Attributes:
         row_fields: built by `named`; None if rows stay together until all have finished.
+        counters: integers that grow from round to round, and on which no computation depends.
+        scratch: attributes that a round sets before it reads them.
     """
 
     row_fields: ClassVar[tuple[RowField, ...] | None] = None
+    counters: ClassVar[frozenset[str]] = frozenset()
+    scratch: ClassVar[frozenset[str]] = frozenset()
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         """Return the state of the given rows, in that order. Do not use the original afterwards.

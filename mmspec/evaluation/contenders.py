@@ -114,7 +114,7 @@ class Contender:
         for batch in batches:
             variation = VariationMeter()
             call = prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
-            for step in call.rounds():
+            for step in call.rounds(is_watched=True):
                 overlap.watch(step)
                 if is_lossy:
                     variation.watch(step)

@@ -291,12 +291,15 @@ class CachingSession(HeadSession):
         put(self.features, places, features)
         self.accepted = self.accepted + 1 + verdict.accepted
 
-    def _keep(self, canvas: Canvas, accepted: Tensor, read: int) -> None:
+    def _keep(self, accepted: Tensor, read: int) -> None:
         """Keep the rows [R] up to `accepted` of the `read` rows that were read."""
         self.has_read = True
         self.state.cache.commit(None, accepted + 1)
         self.state.cache.longest += read
-        self.state.tighten(canvas.length_bounds)
+
+    def tighten(self, emitted: Sequence[int]) -> None:
+        if self.unread is None:
+            self.state.tighten(emitted)
 
 
 class LevelDrafter(HeadDrafter):

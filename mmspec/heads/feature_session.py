@@ -25,7 +25,7 @@ from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter
 from mmspec.heads.model import EMBEDDINGS, FeatureHead, Prompts
-from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
+from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.causal import CacheState, to_device
 from mmspec.targets.steps import CapturedForward, CompiledForward
 from mmspec.visual_tokens.spans import find_images
@@ -103,6 +103,7 @@ class FeatureSession(CachingSession):
         capacity = max(lengths) + 2 * self.shape.num_draft_tokens
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.head.decoder.config, len(prompts), capacity, device)
+        cache.plan.reads_all = attends_by_kernel(self.head.decoder, self.plain, device)
         offsets = []
         for row, (prompt, made) in enumerate(zip(prompts, read, strict=True)):
             count = made.lengths[0]
@@ -120,7 +121,7 @@ class FeatureSession(CachingSession):
         self.summary = torch.cat(summaries) if summaries else None
         self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
         if isinstance(self.steps, CapturedForward):
-            self.steps.caches.lend(cache, self.state.offset)
+            self.steps.caches.lend(cache, self.state)
 
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
         """Return the rows of one prompt [1, L, d]."""
@@ -136,7 +137,7 @@ class FeatureSession(CachingSession):
         chain = Tree.chain(tokens, DraftKind.POINT)
         hidden = self._read(self.features, chain.nodes)
         accepted = self._copied(self.accepted)
-        self._keep(canvas, accepted, tokens.shape[1])
+        self._keep(accepted, tokens.shape[1])
         return take(hidden, accepted)
 
     def _read(self, features: Tensor, nodes: Nodes) -> Tensor:

@@ -27,7 +27,14 @@ from mmspec.kernels.backend import use_triton
 from mmspec.models.replaced import replaced_attention
 from mmspec.open_types import AnyFunction
 
-__all__ = ["PLAIN_ATTENTION", "attends_plainly", "attention_on_tree", "mask_dtype", "tree_mask"]
+__all__ = [
+    "PLAIN_ATTENTION",
+    "attends_by_kernel",
+    "attends_plainly",
+    "attention_on_tree",
+    "mask_dtype",
+    "tree_mask",
+]
 
 Mask = Tensor | dict[str, Tensor | None] | None
 
@@ -92,6 +99,11 @@ def mask_dtype(decoder: PreTrainedModel) -> torch.dtype | None:
     """
     is_additive = decoder.config._attn_implementation == "eager" or decoder.device.type == "cpu"
     return decoder.dtype if is_additive else None
+
+
+def attends_by_kernel(decoder: PreTrainedModel, plain: bool, device: torch.device) -> bool:
+    """Whether `attention_on_tree` replaces a decoder's attention by the kernel, which reads row lengths."""
+    return plain and use_triton(device) and decoder.config._attn_implementation == "sdpa"
 
 
 @contextmanager

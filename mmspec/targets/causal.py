@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from mmspec.core.cache import RaggedCache
 from mmspec.core.draft import Block, DraftKind, Nodes, ProbedTree, Tree
 from mmspec.core.interfaces import AnyDraft, AnyVerdict, PromptOutput, TargetOutput, TargetState
+from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import named
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError, UnsupportedModelError
@@ -24,7 +25,7 @@ from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
 from mmspec.open_types import Inputs, Keywords
 from mmspec.targets.admission import check_model, takes
-from mmspec.targets.attention import attends_plainly, attention_on_tree, mask_dtype
+from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.hooks import treats_alike
 from mmspec.targets.memory import check_draft, measure_states
@@ -166,6 +167,10 @@ class CausalTarget(ModelTarget[AnyState]):
         one_by_one = not (self.by_blocks or self.any_order or self.vector_size)
         return not one_by_one or treats_alike(self, prompt)
 
+    def graphs_of(self, state: AnyState) -> RoundGraphs | None:
+        is_captured = isinstance(self.steps, CapturedForward) and not self._changing
+        return self.steps.rounds if is_captured else None
+
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[AnyState, PromptOutput]:
@@ -184,6 +189,7 @@ class CausalTarget(ModelTarget[AnyState]):
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.config, len(prompts), capacity, self.device)
+        cache.plan.reads_all = attends_by_kernel(self._decoder, self._plain, self.device)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
         model_state = None if self.prefix_cache is None else state_of(self.model, self._changing)
         states = self._reader(taps)
@@ -209,7 +215,7 @@ class CausalTarget(ModelTarget[AnyState]):
         additive = mask_dtype(self._decoder)
         state = CausalState(cache, shifts, lengths, states, change, additive, nothing, starts)
         if isinstance(self.steps, CapturedForward):
-            self.steps.caches.lend(cache, shifts)
+            self.steps.caches.lend(cache, state)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
 
     def unread(

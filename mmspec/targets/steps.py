@@ -22,6 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.cache import RaggedCache, mask_width
 from mmspec.core.graphs import Graph, Side, can_capture, capture
+from mmspec.core.round_graphs import RoundGraphs
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.open_types import AnyFunction, Inputs, Keywords
 
@@ -165,6 +166,7 @@ class CapturedForward:
 
     Attributes:
         caches: the pool.
+        rounds: graphs of whole rounds, which contain the forward pass.
     """
 
     def __init__(self, model: nn.Module, forward: Callable[[Inputs, RaggedCache], Tensor]) -> None:
@@ -172,6 +174,7 @@ class CapturedForward:
         self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
         self._side: Side | None = None
         self.caches = StaticCaches()
+        self.rounds = RoundGraphs(type(model).__name__)
 
     def __reduce__(self) -> tuple[type[CapturedForward], tuple[nn.Module, Callable[..., Tensor]]]:
         return type(self), (self._model, self._forward)

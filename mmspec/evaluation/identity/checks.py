@@ -265,7 +265,7 @@ class ImageCheck(IdentityCheck):
         for batch, seeds in self._batches(1):
             call = prepare_images(pipe, batch, seeds=seeds, **self._settings(temperature))
             by_blocks = pipe.target.by_blocks  # each round decides many tokens
-            gaps = [top_two(step, call.calls[-1]) for step in call.rounds() if not by_blocks]
+            gaps = [top_two(step, call.calls[-1]) for step in call.rounds(is_watched=True) if not by_blocks]
             found.append((call.calls[-1].canvas.outputs()[0], gaps))
             self.on_output()
         return self._compared(mode, reference, found, self._settings(temperature))

@@ -151,7 +151,7 @@ class Rollout:
             cast(RecordingSession, self.batch.session).records = self.records
         self.batch.decode_round()
         self.batch.read_round()
-        self.batch.state.tighten(self.batch.canvas.length_bounds)
+        self.batch.tighten()
         if self.batch.canvas.finished:
             self.batch.state.close()
             self.batch = None

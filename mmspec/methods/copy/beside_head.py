@@ -52,6 +52,9 @@ class CopyBesideHeadSession(CopySession):
     def attach(self, state: TargetState) -> None:
         self.head.attach(state)
 
+    def tighten(self, emitted: Sequence[int]) -> None:
+        self.head.tighten(emitted)
+
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         self.head.limit(nodes, least)
 

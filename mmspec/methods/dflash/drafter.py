@@ -94,7 +94,7 @@ class BlockSession(CachingSession):
             masks[causal] = made if isinstance(made, dict) else dict.fromkeys(cache.layer_types, made)
         mask = [masks[causal][kind] for kind, causal in self.head.config.layers]
         hidden: Tensor = self.head(block, self.features, cache.lengths[:, None] + depths, mask, cache)
-        self._keep(canvas, accepted, new)
+        self._keep(accepted, new)
         return hidden
 
     def _cut(self, log_p: Tensor, slot: Tensor, before: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class ParallelSession(GrownTreeSession):
         index = places[:, 1:, None].expand(-1, -1, features.shape[-1])
         features = features.scatter(1, index, self.head.mask_feature.to(features).expand(index.shape))
         hidden = self._read(features, Tree.chain(tokens, DraftKind.POINT).nodes)
-        self._keep(canvas, self._copied(self.accepted), tokens.shape[1])
+        self._keep(self._copied(self.accepted), tokens.shape[1])
         return pick(hidden, places)
 
     def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:

@@ -94,6 +94,9 @@ class PacedSession(DraftSession, Generic[Policy]):
     def attach(self, state: TargetState) -> None:
         self.inner.attach(state)
 
+    def tighten(self, emitted: Sequence[int]) -> None:
+        self.inner.tighten(emitted)
+
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.inner.observe(draft, output, scores, verdict)
 
