@@ -12,6 +12,7 @@ import pytest
 from tests.packaging.source_tree import ROOT
 
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
+MOST_TERMS = 41  # with the header
 #: Phrases of the old prose, which plain English does without.
 RIDDLES = (
     r"(?:is|are|was|were|be) told",
@@ -93,6 +94,12 @@ def found(texts: Iterator[tuple[str, str]]) -> list[str]:
         for pattern in patterns
         for match in pattern.finditer(text)
     )
+
+
+def test_the_glossary_is_short() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) <= MOST_TERMS
+    assert len({row.lower() for row in rows}) == len(rows)
 
 
 def test_pages_use_the_words_of_the_glossary() -> None:
