@@ -106,11 +106,11 @@ def described(owner: Callable[..., Any], name: str) -> str | None:
             text = " ".join(entry.split())
             if (see := SEE.fullmatch(text)) is None:
                 return text
-            base = next((found for one in named(each, see[1]) if (found := described(one, name))), "")
+            base = next((base for one in named(each, see[1]) if (base := described(one, name))), "")
             return f"{base.rstrip('.')}{see[2]} {see[3]}" if see[3] else base
         for other in referred(each):
-            if (text := described(other, name)) is not None:
-                return text
+            if (found := described(other, name)) is not None:
+                return found
     return None
 
 
