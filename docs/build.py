@@ -45,19 +45,12 @@ def pages() -> Iterator[tuple[Path, str]]:
     yield DOCS / "reference" / "api.md", parts().exceptions()
     yield DOCS / "reference" / "call-keywords.md", parts().call_keywords()
     yield DOCS / "reference" / "commands.md", commands()
-    yield DOCS / "reference" / "request-fields.md", parts().request_fields()
+    yield DOCS / "reference" / "request-fields.md", request_fields()
     yield DOCS / "explanation" / "benchmarks.md", image_tables()
     yield DOCS / "explanation" / "spec-bench.md", real_tables()
     yield DOCS / "explanation" / "masked-models.md", diffusion_tables()
     for name in METHODS:
         yield DOCS / "methods" / f"{name}.md", method(name)
-
-
-def parts() -> Any:
-    """Import the module of this folder with the tables of options and fields."""
-    if str(DOCS) not in sys.path:
-        sys.path.insert(0, str(DOCS))
-    return importlib.import_module("reference_tables")
 
 
 def pages_of_extras() -> Iterator[tuple[Path, str]]:
@@ -516,6 +509,18 @@ def commands() -> str:
 
     add(get_command(app), ["mmspec"])
     return "\n".join(lines)
+
+
+def request_fields() -> str:
+    """Return the tables of request fields."""
+    return str(parts().request_fields())
+
+
+def parts() -> Any:
+    """Import the module of this folder with the tables of options and fields."""
+    if str(DOCS) not in sys.path:
+        sys.path.insert(0, str(DOCS))
+    return importlib.import_module("reference_tables")
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ GROUPS = {
 #: Reasons for which fields of requests are rejected, with patterns of their names.
 REASONS = {
     "tools and search": r"tool|function|web_search",
-    "guided decoding": r"guided_|json|regex|ebnf|response_format|structur",
+    "guided decoding": r"guided_|json|regex|ebnf|response_format|structure|structural",
     "log probabilities and further output": r"logprobs|^return_|annotations|obfuscation|continuous_usage",
     "other sampling and penalties": r"penalty|logit|allowed_token|beam|best_of|custom|repetition|top_|min_p",
     "reasoning": r"reasoning|thinking|verbosity",

@@ -12,7 +12,6 @@ import pytest
 from tests.packaging.source_tree import ROOT
 
 GLOSSARY = ROOT / "docs" / "reference" / "glossary.md"
-MOST_TERMS = 41  # with the header
 #: Phrases of the old prose, which plain English does without.
 RIDDLES = (
     r"(?:is|are|was|were|be) told",
@@ -29,6 +28,7 @@ NOUN = (
     r"(?:\b(?:a|an|one|each|every|per|the|no|this|that|in|fewer|more|single|plain|of)\s+forward\b"
     r"(?!\s+(?:pass|hook|method|function|progress))|\bforwards\b(?!:))"
 )
+MOST_TERMS = 41  # with the header
 CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]*`|\]\([^)]*\)|<[^>]+>|https?://\S+", re.DOTALL)
 BUILT = re.compile(r"<!-- built: .*?<!-- /built -->", re.DOTALL)
 ERRORS = {"InputError", "MediaError", "CheckpointError", "UnknownArgumentError"}
