@@ -72,7 +72,7 @@ def escaped(text: str) -> str:
 
 def listed(found: Iterable[Meaning]) -> list[tuple[str, str, str]]:
     """Return rows of options, with their defaults and meanings."""
-    return [(f"`{one.name}`", one.default, one.text) for one in found]
+    return [(f"`{one.name}`", one.default, one.text or "-") for one in found]
 
 
 def method_options(method: Method) -> str:

@@ -23,7 +23,8 @@ __all__ = ["Meaning", "meaning_of", "meanings_of", "meanings_of_all", "meanings_
 ARGS = re.compile(r"^Args:\n((?:(?: .*)?\n)+)", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
 ALL_OF = re.compile(
-    r"\b(?:args|options):? (?:see|as of)(?: the rule)? ((?:`\w+`(?:,? and )?)+)", re.IGNORECASE
+    r"(?:\b(?:args|options):?|for `\w+`,) (?:see|as of)(?: the rule)? ((?:`\w+`(?:,? and )?)+)",
+    re.IGNORECASE,
 )
 SEE = re.compile(r"(?:see|as of) `(\w+)`([.;,]?) ?(.*)")
 IF_NONE = re.compile(r"; ((?:[^;.]|\.(?=\d))+?),? if None\b")

@@ -1,14 +1,17 @@
 """The reference explains every option, keyword, field and public name."""
 
 import inspect
+import json
 import re
 
 import pytest
+from typer.testing import CliRunner
 
 import mmspec
 from mmspec import errors
 from mmspec.accelerators import option_names
 from mmspec.accelerators.meanings import Meaning, meaning_of, meanings_of, meanings_of_all, meanings_of_rule
+from mmspec.cli.application import app
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, VisionLanguagePipeline
 from mmspec.pipelines.image_settings import ContinuousSettings, ImageSettings
 from mmspec.pipelines.settings import GenerationSettings
@@ -35,6 +38,14 @@ def test_every_option_of_an_accelerator_has_a_meaning(name: str) -> None:
     found = [*meanings_of(METHODS[name]), *meanings_of_all()]
     assert {one.name for one in found} == option_names(name)
     assert [one for one in found if not is_explained(one)] == []
+
+
+def test_the_command_lists_the_options_of_an_accelerator_with_the_same_meanings() -> None:
+    shown = CliRunner().invoke(app, ["accelerators", "copy", "--json"])
+    rows = {row["name"]: row for row in json.loads(shown.stdout)}
+    (found,) = (one for one in meanings_of(METHODS["copy"]) if one.name == "min_match")
+    assert rows["min_match"] == {"name": "min_match", "default": "1", "text": found.text}
+    assert {"acceptance", "length", "stop_below"} < rows.keys()
 
 
 def test_every_option_of_an_acceptance_rule_has_a_meaning() -> None:
