@@ -12,6 +12,7 @@ Usage:
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -37,11 +38,12 @@ DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybri
 
 def pages() -> Iterator[tuple[Path, str]]:
     """Yield each page that has a built part, with the content of that part."""
-    from mmspec.cli.accelerators import markdown_table
     from mmspec.plugins import METHODS
 
     yield ROOT / "README.md", front()
-    yield DOCS / "reference" / "accelerators.md", linked(markdown_table())
+    yield DOCS / "reference" / "accelerators.md", accelerators()
+    yield DOCS / "reference" / "api.md", parts().exceptions()
+    yield DOCS / "reference" / "call-keywords.md", parts().call_keywords()
     yield DOCS / "reference" / "commands.md", commands()
     yield DOCS / "reference" / "request-fields.md", request_fields()
     yield from measurements()
@@ -610,6 +612,17 @@ def compared(name: str) -> tuple[str, list[dict[str, Any]]] | None:
     return None
 
 
+def accelerators() -> str:
+    """Return the tables of accelerators and acceptance rules, and of the options that are not of a method."""
+    from mmspec.cli.accelerators import markdown_table
+
+    made = {
+        "Options of every accelerator": parts().shared_options(),
+        "Options of acceptance rules": parts().rule_options(),
+    }
+    return "\n\n".join([linked(markdown_table()), *(f"### {name}\n\n{one}" for name, one in made.items())])
+
+
 def linked(table: str) -> str:
     """Return the table of accelerators with a link to the page of each."""
     return re.sub(
@@ -631,9 +644,10 @@ def method(name: str) -> str:
         f"| summary | {preset.summary} |",
         f"| promise | {stated(*promise_of(preset))} |",
         f"| needs | {preset.needs or 'nothing'} |",
-        f"| options | {options(preset)} |",
         f"| source | {source} |",
     ]
+    if own := parts().method_options(preset):
+        lines += ["", own]
     rows = list(figures(name))
     if rows:
         lines += [
@@ -648,21 +662,6 @@ def method(name: str) -> str:
             f"![Tokens per forward pass of this method and of others](figures/{name}.png)",
         ]
     return "\n".join(lines)
-
-
-def options(preset: Any) -> str:
-    """Return the names and the defaults of an accelerator's own options."""
-    from mmspec.accelerators import makers_of, options_of
-
-    own = options_of(preset)
-    arguments = [one for make in makers_of(preset) for one in inspect.signature(make).parameters.items()]
-    found = []
-    for name, one in arguments:
-        if name in own:
-            found.append(f"`{name}`" if one.default is inspect.Parameter.empty else f"`{name}={one.default}`")
-    shown = {text.strip("`").split("=")[0] for text in found}
-    found += [f"`{name}`" for name in sorted(own - shown)]
-    return ", ".join(found) or "none"
 
 
 def figures(name: str) -> Iterator[str]:
@@ -697,7 +696,8 @@ def commands() -> str:
                 add(child, words if (words, name) == (["mmspec", "bench"], "run") else [*words, name])
             return
         text = inspect.cleandoc(command.help or "")
-        example = next((line.strip() for line in text.split("Example:")[-1].splitlines() if line.strip()), "")
+        shown = [line.strip() for line in text.split("Example:")[-1].splitlines() if line.strip()]
+        example = next((line for line in shown if line.startswith(" ".join(words))), *shown[:1])
         first = text.split("\n\n")[0].replace("\n", " ").replace("|", "\\|")
         lines.append(f"| `{' '.join(words)}` | {first} | `{example}` |")
 
@@ -706,21 +706,15 @@ def commands() -> str:
 
 
 def request_fields() -> str:
-    """Return a table of request fields: supported, ignored, and rejected with the accepted values."""
-    from mmspec.serving.schemas import BODIES
+    """Return the tables of request fields."""
+    return str(parts().request_fields())
 
-    rows = []
-    for name, body in BODIES.items():
-        refused = (
-            f"`{field}`" + "".join(f" ({json.dumps(value)})" for value in values)
-            for field, values in sorted(body.refused.items())
-        )
-        acts, ignored = (
-            ", ".join(f"`{one}`" for one in names) for names in (body.model_fields, sorted(body.ignored))
-        )
-        rows.append((name, acts, ignored, ", ".join(refused)))
-    columns = ("object", "supported", "ignored", "rejected, except null and the values in brackets")
-    return table(columns, rows)
+
+def parts() -> Any:
+    """Import the module of this folder with the tables of options and fields."""
+    if str(DOCS) not in sys.path:
+        sys.path.insert(0, str(DOCS))
+    return importlib.import_module("reference_tables")
 
 
 def main() -> int:

@@ -126,10 +126,14 @@ class SamplingFields:
     """Sampling settings. Each is one value, or a list with one value for each prompt.
 
     Args:
-        temperature: 0 is greedy decoding. Values below 0.0001 count as 0.
-        top_k, top_p, min_p: truncation of the distribution, applied in this order.
-        guidance_scale: scale s of classifier-free guidance, u + s (c - u). 1 disables guidance; without
-            guidance for any row of a batch, each forward pass has half as many rows.
+        temperature: sampling temperature, 0 to 10000; 0 is greedy decoding, as are values below 0.0001; 1 if
+            None.
+        top_k: keep the k most likely tokens; 0 keeps all. Applied before `top_p` and `min_p`; 50 for text,
+            all for images if None.
+        top_p: keep the most likely tokens with this total probability, above 0 to 1; 1 if None.
+        min_p: keep tokens with at least this share of the largest probability, 0 to 1; 0 if None.
+        guidance_scale: scale s of classifier-free guidance, u + s (c - u), 0 to 10000. 1 disables guidance;
+            without guidance for any row of a batch, each forward pass has half as many rows; 1 if None.
     """
 
     temperature: float | Sequence[float] | None = call_field(
@@ -155,8 +159,9 @@ class RandomFields:
 
     Args:
         seed: an integer, or a list with one for each row. With one integer, each row has its own random
-            stream.
-        generator: a torch generator or a list of them, as in diffusers; their initial seeds are used.
+            stream; a random seed if None.
+        generator: a torch generator or a list of them, as in diffusers; their initial seeds are used; from
+            `seed` if None.
     """
 
     seed: int | Sequence[int] | None = call_field()
@@ -170,6 +175,27 @@ class ShapingFields:
     `min_length` counts the prompt of the row, `min_new_tokens` does not. If both are set, the call takes
     precedence over `generation_config=`, and that over the model's own config; in the same place
     `min_new_tokens` takes precedence.
+
+    Args:
+        min_new_tokens: least number of new tokens; 0 if None.
+        min_length: least length including the prompt; 0 if None.
+        repetition_penalty: factor above 0 by which positive logits of tokens that occurred before are
+            divided, and negative ones multiplied; 1 if None.
+        encoder_repetition_penalty: factor above 0 that makes tokens of the prompt more likely if above 1, and
+            less likely if below; 1 if None.
+        no_repeat_ngram_size: size of n-grams that occur only once; off if None.
+        encoder_no_repeat_ngram_size: size of n-grams of the prompt that do not occur in the output; off if
+            None.
+        bad_words_ids: lists of token ids that do not occur in the output.
+        sequence_bias: biases of sequences of token ids, as in transformers.
+        suppress_tokens: token ids that are not generated.
+        begin_suppress_tokens: token ids that are not generated at the beginning of the output.
+        forced_bos_token_id: token id at the beginning of the output.
+        forced_eos_token_id: token id or ids at the end of an output that reaches its maximum length.
+        exponential_decay_length_penalty: (start, factor): after `start` new tokens the end token becomes more
+            likely, exponentially.
+        remove_invalid_values: whether NaN and infinite logits are replaced; False if None.
+        watermarking_config: config of a watermark, as in transformers.
     """
 
     min_new_tokens: int | None = call_field(COUNT, neutral=0, in_chats="min_tokens")
@@ -191,7 +217,16 @@ class ShapingFields:
 
 @dataclass(frozen=True)
 class CutoffFields:
-    """Truncation by transformers' logits processors, applied after top_k, top_p and min_p."""
+    """Truncation by transformers' logits processors, applied after top_k, top_p and min_p.
+
+    Args:
+        top_h: keep the most likely tokens up to this share of the distribution's entropy, 0 to 1; off if
+            None.
+        typical_p: keep the tokens of typical information with this total probability, 0 to 1; 1 if None.
+        epsilon_cutoff: keep tokens of at least this probability, 0 to 1; 0 if None.
+        eta_cutoff: keep tokens of probability min(e, sqrt(e) exp(-H)) or more, with this value e, 0 to 1, and
+            the entropy H; 0 if None.
+    """
 
     top_h: float | None = call_field(SHARE)
     typical_p: float | None = call_field(SHARE, neutral=1.0)
@@ -204,27 +239,28 @@ class TextFields:
     """Length, stopping, logits processors and guidance of a call that generates text.
 
     Args:
-        max_new_tokens: maximum number of new tokens. The default is 256, or fewer if the model has fewer
-            positions left. A value of the model's own config is reduced to the positions left; a value of
-            the call may not exceed them.
+        max_new_tokens: maximum number of new tokens. The default and a value of the model's config are
+            reduced to the positions that the model has left; a value of the call may not exceed them; 256 if
+            None.
         max_length: maximum length including the longest prompt, as in transformers. If both are set, the
             call takes precedence over `generation_config=`, and that over the model's own config; in the
             same place `max_new_tokens` takes precedence.
-        do_sample: sample instead of decoding greedily. A temperature above 0 enables it, 0 disables it.
+        do_sample: sample instead of decoding greedily. A temperature above 0 in the call enables it, 0
+            disables it; False if None.
         logits_processor: transformers logits processors, called as `generate` calls them. A processor that
             may keep state or depend on the batch disables drafting. Exempt are transformers' processors that
             depend on the tokens of the row alone, and processors with `depends_on_path_alone = True`.
         prefix_allowed_tokens_fn: function (row, ids) -> allowed token ids, as in transformers. It disables
-            drafting under the same condition.
+            drafting as `logits_processor` does.
         stop_strings: a row ends when its text ends with one of these strings.
         stops_in_prompt: whether a stop string may begin in the prompt, as in transformers. With False, only
-            stop strings that lie entirely in the output count.
+            stop strings that lie entirely in the output count; True if None.
         stopping_criteria: transformers stopping criteria, evaluated after every token. With several prompts,
-            they disable drafting under the same condition.
-        max_time: time limit in seconds, counted from the call.
+            they disable drafting as `logits_processor` does.
+        max_time: time limit in seconds, above 0, counted from the call.
         eos_token_id: token id or ids that end a row.
-        negative_prompt: the unconditional prompt(s) of guidance. None is an empty prompt; for LLaDA it is
-            the prompt with all tokens masked, as in LLaDA's code.
+        negative_prompt: the unconditional prompt(s) of guidance. For LLaDA the default is the prompt with all
+            tokens masked, as in LLaDA's code; an empty prompt if None.
     """
 
     max_new_tokens: int | None = call_field(in_chats="max_tokens")
@@ -247,8 +283,8 @@ class ImageFields:
     """Settings of a call that generates images.
 
     Args:
-        num_images_per_prompt: number of images for each prompt.
-        batch_size: number of images decoded together. It does not affect the images.
+        num_images_per_prompt: number of images for each prompt, 1 to 10000.
+        batch_size: number of images decoded together, 1 to 10000. It does not affect the images.
         output_type: "pil", "pt", "np", or "latent" for the tokens without decoding to pixels.
         guidance_schedule: "constant"; "rising", for models that decide many cells per forward pass, from 1
             to the scale with the decided share of the image ("linear" in LPD and MAR); or "falling", for
@@ -266,14 +302,16 @@ class ContinuousFields:
     """Settings of continuous tokens. The first two are one value, or a list with one value for each prompt.
 
     Args:
-        guidance_scale: as in `SamplingFields`.
-        temperature: factor of the noise of every denoising step, above 0. The initial noise is not scaled.
-        num_inference_steps: denoising steps for each token; by default 20 for flows, 100 for diffusions.
-        shift: time shift of a flow; above 1 for more steps at early times.
-        clip_sample_range: largest absolute value of a diffusion head's predicted token; None does not clip.
+        guidance_scale: scale of classifier-free guidance, 0 to 10000; 1 disables guidance; 1 if None.
+        temperature: factor of the noise of every denoising step, above 0. The initial noise is not scaled; 1
+            if None.
+        num_inference_steps: denoising steps for each token, 2 or more; 20 for flows, 100 for diffusions if
+            None.
+        shift: time shift of a flow, above 1 for more steps at early times; 1 if None.
+        clip_sample_range: largest absolute value of a diffusion head's predicted token; not clipped if None.
         last_step_noise: add noise in the last step as well, which the published samplers leave out. Exact
             speculation needs it: without it a token has no density.
-        normalize_tokens: normalise each token as it is drawn; None follows the image tokenizer's config.
+        normalize_tokens: normalise each token as it is drawn; from the image tokenizer's config if None.
     """
 
     guidance_scale: float | Sequence[float] | None = call_field(GUIDANCE)

@@ -93,13 +93,13 @@ class ImageGenerationPipeline(MMSpecPipeline):
         Args:
             prompt: a text or a list of texts, for text-to-image models.
             class_labels: a label, or a list, array or tensor of labels, for class-conditional models.
-            negative_prompt: text or texts that guidance moves away from; None is the model's own
-                unconditional prompt.
-            height, width: size in pixels; None is the size for which the model was trained.
+            negative_prompt: text or texts that guidance moves away from; model's own unconditional prompt if
+                None.
+            height, width: size in pixels; size for which the model was trained if None.
             control_image: control image (ControlAR) of the size of the output, such as edges or depth, or a
                 list with one for each prompt. Accepts a path, PIL image, array, or another source of
                 `mmspec.media.load_image`.
-            control_strength: factor of the control, by default 1; 0 disables it.
+            control_strength: factor of the control; 0 disables it; 1 if None.
             callback_on_step_end: function called after every round with the pipeline, the number of the
                 round, the number of tokens committed so far, and a dict. The dict has `rows` (range of the
                 current images), `tokens` (of each), `frames` (number of complete frames of each clip), and

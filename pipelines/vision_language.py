@@ -76,13 +76,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
             images: a path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL. With one prompt, a
                 list is several images; with a list of prompts, it has one entry for each prompt.
             videos: a path, bytes, or frames [T, H, W, 3]; lists as for images.
-            num_frames: number of frames sampled from each video. Without it and `fps`, all frames are used,
-                up to `media_limits`.
-            fps: number of frames sampled from each second of a video.
+            num_frames: number of frames sampled from each video; all, up to `media_limits` if None.
+            fps: number of frames sampled from each second of a video, instead of `num_frames`.
             apply_chat_template: False if the prompts are already templated.
             continue_final_message: True to continue the last message of a conversation, False to start a new
-                one. None continues a message of the assistant, as transformers' pipelines do. The output is
-                the new text alone.
+                one. The output is the new text alone; True for a message of the assistant, as in
+                transformers' pipelines, if None.
             chat_template_kwargs: variables of the chat template, such as {"enable_thinking": False}.
             sanitize_control_tokens: True to read special tokens in the text of messages as ordinary text;
                 False refuses them.

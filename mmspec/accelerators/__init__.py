@@ -26,6 +26,7 @@ __all__ = [
     "option_names",
     "options_of",
     "promise_of",
+    "rules_of",
 ]
 
 
@@ -75,8 +76,7 @@ def trained_head(
     Args:
         name: of a method that has a head.
         model: the loaded head.
-        copy: whether copies of earlier text compete with the head's candidates for the nodes of a tree.
-        corpus: see `CopyDrafter`. Its continuations compete too, and so do copies.
+        copy, corpus: see `with_copies`.
         tree: options of the head's drafter.
     """
     drafter = HEADS[name].load("drafter")
@@ -84,7 +84,14 @@ def trained_head(
 
 
 def with_copies(drafter: Any, /, copy: bool = False, corpus: str | Path | None = None) -> Any:
-    """Add copies beside the candidates of a head if an option requires it; see `trained_head`."""
+    """Add copies beside the candidates of a head if an option requires it.
+
+    Args:
+        drafter: of the head.
+        copy: whether copies of earlier text compete with the head's candidates for the nodes of a tree.
+        corpus: file of n-grams, whose continuations compete for the nodes too, and so do copies; no file if
+            None.
+    """
     return CopyBesideHeadDrafter(drafter, corpus) if copy or corpus is not None else drafter
 
 
@@ -151,6 +158,14 @@ class DraftToCome:
     model: nn.Module = field(default_factory=WithoutLayers)
 
 
+def rules_of(method: Method) -> list[Any]:
+    """Return the acceptance rules that may verify the drafts of a method if the caller names none."""
+    if method.needs is None:
+        return [type(make(method).rule)]
+    # the loaded drafter decides which rule applies
+    return [RULES[rule] for rule in (*DEFAULT_RULES, *method.judged_by)]
+
+
 def option_names(name: str, acceptance: str | None = None) -> set[str]:
     """Return the names of the options that `build_accelerator` accepts for a method and a rule.
 
@@ -158,12 +173,7 @@ def option_names(name: str, acceptance: str | None = None) -> set[str]:
         InputError: there is no such method or rule.
     """
     method = METHODS[name]
-    if acceptance is not None:
-        rules = [RULES[acceptance]]
-    elif method.needs is None:
-        rules = [type(make(method).rule)]
-    else:  # the loaded drafter decides which rule applies
-        rules = [RULES[rule] for rule in (*DEFAULT_RULES, *method.judged_by)]
+    rules = rules_of(method) if acceptance is None else [RULES[acceptance]]
     of_rules = set().union(*map(keywords, rules))
     return options_of(method) | of_rules | {"acceptance", "length", "stop_below"}
 
@@ -180,9 +190,13 @@ def build_accelerator(
 
     Args:
         name: of a method.
-        acceptance: name of another acceptance rule; None for the default one.
-        length, stop_below: see `Accelerator.with_length`.
+        acceptance: name of another acceptance rule; default rule of the drafter if None.
+        length: how long drafts are: "auto", "fixed", "cost" or "confidence".
+        stop_below: with `length="confidence"`, a draft ends where every path is less probable than this,
+            above 0 to 1; 0.3 if None.
         options: of the method, and of the rule.
+
+    `Accelerator.with_length` describes the lengths.
 
     Raises:
         InputError: a name is unknown, the rule is not sound for the drafter, or a value is out of range.

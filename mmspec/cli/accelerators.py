@@ -1,8 +1,11 @@
-"""`mmspec accelerators`: tables of accelerators and acceptance rules, also for the docs."""
+"""`mmspec accelerators`: tables of accelerators, their options and acceptance rules, also for the docs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson
@@ -14,21 +17,42 @@ if TYPE_CHECKING:
 __all__ = ["accelerators", "markdown_table"]
 
 
-def accelerators(as_json: AsJson = False) -> None:
-    """List the accelerators and the acceptance rules with their promises.
+Name = Annotated[str | None, typer.Argument(help="Accelerator whose options are listed.")]
+
+
+def accelerators(name: Name = None, as_json: AsJson = False) -> None:
+    """List the accelerators and the acceptance rules with their promises, or the options of an accelerator.
 
     Example:
         mmspec accelerators
+        mmspec accelerators sjd
     """
     from mmspec.accelerators import options_of, promise_of
     from mmspec.plugins import METHODS
 
+    if name is not None:
+        _print_options(name, as_json)
+        return
     rows: list[Json] = [
         {"name": name, "exactness": promise_of(method)[0], "summary": method.summary}
         | {"source": method.source, "needs": method.needs, "options": sorted(options_of(method))}
         for name, method in METHODS.items()
     ]
     print_result(rows, _tables(rows), as_json)
+
+
+def _print_options(name: str, as_json: bool) -> None:
+    """Print the options of an accelerator, then those that every accelerator has."""
+    from mmspec.accelerators.meanings import meanings_of, meanings_of_all
+    from mmspec.evaluation.tables import figures
+    from mmspec.plugins import METHODS
+
+    found = [*meanings_of(METHODS[name]), *meanings_of_all()]
+    rows: list[Json] = [
+        {key: value.replace("`", "") for key, value in asdict(each).items()} for each in found
+    ]
+    cells = [tuple(row.values()) for row in rows]
+    print_result(rows, figures(("option", "default", "meaning"), cells, words=3), as_json)
 
 
 def _tables(rows: list[Json]) -> RenderableType:

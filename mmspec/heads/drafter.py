@@ -100,10 +100,11 @@ class HeadDrafter(TrainedDrafter):
 
     Args:
         model: the trained head.
-        num_draft_tokens: nodes of a dynamic tree, the root not counted; that of the head's config if None.
-        depth: its deepest level; that of the config if None, but no more than there are nodes.
-        top_k: nodes that it expands on each level, and children of each; likewise.
-        tree: "dynamic"; or a static one: a name in `NAMED_TREES`, the children of every node of each level
+        num_draft_tokens: nodes of a dynamic tree, 1 to 512, the root not counted; head's config if None.
+        depth: levels of a dynamic tree, at most 64 and at most its nodes; head's config if None.
+        top_k: nodes of a dynamic tree that are expanded on each level, and children of each; 1 drafts a
+            chain; head's config if None.
+        tree: "dynamic"; or a static tree: "eagle", "medusa", "wide", the children of every node of each level
             as "4x2x2", or the parents of its nodes, the root (0) first.
         sampling: how the children of a node are chosen where the target samples. "greedy" takes the
             likeliest. "coupled" draws with the target's own noise, so that equal distributions give equal
@@ -305,8 +306,11 @@ class CachingSession(HeadSession):
 class LevelDrafter(HeadDrafter):
     """Drafts a tree with one head for each level, at most as deep as there are heads.
 
-    Args: see `HeadDrafter`; `tree` may also be "measured", the best static tree of its size for the hit
-        rates measured in training.
+    Args:
+        model, num_draft_tokens, top_k, sampling: see `HeadDrafter`.
+        depth: see `HeadDrafter`. At most the number of heads.
+        tree: see `HeadDrafter`; or "measured", the best static tree of its size for the hit rates measured in
+            training.
     """
 
     @property

@@ -25,7 +25,7 @@ class LowConfidence(PlaceRule):
         places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
         denoising_steps: number of forward passes for a block, instead of `places_per_step`. Each decides an
             equal share, and the first ones decide one place more if there is a remainder (SDAR's
-            `low_confidence_static`, 2510.06303; the paper's steps of a block).
+            `low_confidence_static`, 2510.06303); from `places_per_step` if None.
 
     Raises:
         InputError: a value outside its range, or both `denoising_steps` and `places_per_step`.

@@ -112,11 +112,9 @@ class PlaceRule(Rule[Block]):
     Args:
         places_per_step: smallest number of places of each row that a round decides, if its block has so many.
         remask_below: a decided place of the block is reopened if the probability of its token has fallen
-            below this. The least probable places come first, and at most one fewer than the round decides, so
-            that every round makes progress; tokens of a block are emitted when it is complete. 0 never
-            reopens.
-        end_cut: whether places after a decided end token are skipped (after Learn2PD's end-of-text
-            prediction, 2509.25188, which also cuts after predicted end tokens).
+            below this, 0 (never) to 1. The least probable places come first, and at most one fewer than the
+            round decides; tokens of a block are emitted when it is complete.
+        end_cut: whether places after a decided end token are skipped (after Learn2PD, 2509.25188).
         fallback: which places are decided in any case: the "surest", as published, or the "leftmost", as
             `selection_policy` of vLLM. For a model that decides from left to right, greedy text then equals
             that of plain decoding as long as the tokens decided ahead are correct.

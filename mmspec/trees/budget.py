@@ -36,9 +36,9 @@ class Budget(RelaxedSampling):
             have mass, A = min(q, p + mass of the neighbours), as in LANTERN; "groups": those in groups of
             tokens of similar probability with more mass than the draft gives them, as in GSD; "omega": all
             alike, A = min(q, omega p), with the omega of each place that spends exactly delta, as in COOL-SD.
-        neighbours: number of neighbours, for "neighbours"; limited by the size of the codebook.
-        metric: "l2" or "cosine", for "neighbours".
-        group_size: tokens per group, for "groups".
+        neighbours: with `relaxation="neighbours"`: number of neighbours in the codebook, 1 or more.
+        metric: with `relaxation="neighbours"`: distance of codes, "l2" or "cosine".
+        group_size: with `relaxation="groups"`: tokens per group, 1 (exact) or more.
 
     Raises:
         InputError: a value outside its range.

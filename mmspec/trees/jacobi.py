@@ -34,15 +34,16 @@ class JacobiDrafter(WindowDrafter):
     """Drafter that takes a window of tokens from the target's earlier forward passes.
 
     Args:
-        window: see `WindowDrafter`. None is 16 on a CPU and 32 elsewhere; trees have 32. With
-            `coupling="exact"` no token depends on the window, and on a CPU the rows of a forward pass share
-            32 nodes: each row gets at least 4 of them, or is decoded plainly.
+        window: see `WindowDrafter`; 32, and 16 on a CPU without `front`, `reach` and `coupling="exact"` if
+            None. With the default and `coupling="exact"`, the rows of a forward pass on a CPU share 32 nodes:
+            each row gets at least 4 of them, or is decoded plainly.
         coupling, init: see `WindowDrafter`.
-        reuse: a place keeps its old draft if p gives it at least this probability, and is redrawn otherwise,
-            as in SJD++ (2512.07503). The output distribution then differs from the target's. None never keeps
-            it.
-        front, reach: see `WindowDrafter`; `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC,
-            and 3x3x3 the default of its code.
+        reuse: a place keeps its old draft if the target gives it at least this probability, above 0 to 1, and
+            is redrawn otherwise, as in SJD++ (2512.07503), which makes the output approximate; never kept if
+            None.
+        front, reach: see `WindowDrafter`.
+
+    `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC, and 3x3x3 the default of its code.
 
     Between rounds a session stores two distributions for each place of the window: 4 MB a row at a window of
     32 and 16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.

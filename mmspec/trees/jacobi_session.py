@@ -49,21 +49,20 @@ class WindowDrafter(SessionDrafter):
     """Base of drafters that refine a window of places, round by round.
 
     Args:
-        window: places per forward pass, the root's included, independent of the number of candidates at each;
-            1 is plain decoding.
+        window: places per forward pass, 1 (plain decoding) to 128, the root's included, whatever the number
+            of candidates at each.
         coupling: how a place is redrawn from its new distribution. "fresh": independently (SJD). "maximal":
             the old draft is kept with the largest probability for which the new one has the new distribution
             (MC-SJD). "gumbel": with noise that belongs to the place and is the same in every round (GS).
             "exact": with the target's own noise, so that the output is bitwise that of plain decoding with
             the same seed.
         init: initial draft of places that no forward pass has scored. "edge": a draw from the target's
-            distribution at the last free place of the window. "uniform": any code, or any token without a
-            layout. "repeat": the token of the cell before. "above": the token of the cell in the row above.
-            All are as published. Places with a forced syntax token get that token.
-        front: number of candidates at each of the first places, for every candidate before: (4, 2), or "4x2",
-            gives eight chains. They are drawn without replacement.
-        reach: number of places in which each of these chains has its own nodes, including the front; None for
-            the whole window. Only the first chain continues after them.
+            distribution at the last free place of the window. "uniform": any code, or any token without an
+            image. "repeat": the token of the cell before. "above": the token of the cell in the row above.
+        front: number of candidates at each of the first places, for every candidate before: "4x2" gives eight
+            chains, of at most 64. They are drawn without replacement.
+        reach: number of places in which each chain of `front` has its own nodes, including the front. Only
+            the first chain continues after them; the whole window if None.
 
     Raises:
         InputError: a value outside its range.

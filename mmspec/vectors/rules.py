@@ -143,14 +143,14 @@ class CSpD(LastStep):
     by default, and make the result approximate. The schedule needs noise in its last step.
 
     Args:
-        temperature: factor of both deviations in the acceptance test alone; 1 is exact. The released code
-            uses 42, and draws the residual without it.
+        temperature: factor of both deviations in the acceptance test alone, above 0; 1 is exact. The released
+            code uses 42, and draws the residual without it.
         variance_factor: S. "none" is 1; "published" the product over all earlier steps of the deviations of
             the draft's chain over those of the target's, which belongs to a ratio of densities at two
             different chains; "released" its inverse. With either, a residual may not exist, so that
             `max_tries` is required.
-        max_tries: number of trial draws of a residual, after which the value stays zero; the released code
-            has 100. None continues in the next round.
+        max_tries: number of trial draws of a residual, 1 to 10000, after which the value stays zero; the
+            released code has 100; no limit, continuing in the next round if None.
 
     Raises:
         InputError: a value outside its range.
@@ -237,7 +237,8 @@ class SharedNoise(AcceptanceRule):
     to the rounding of forward passes with more nodes.
 
     Args:
-        tolerance: largest root mean square, over the d dimensions, of candidate minus value.
+        tolerance: largest root mean square, over the dimensions of a vector, of the difference between a
+            draft and the target's own vector, 0 (plain decoding) or more.
 
     Raises:
         InputError: a negative tolerance.

@@ -28,6 +28,7 @@ NOUN = (
     r"(?:\b(?:a|an|one|each|every|per|the|no|this|that|in|fewer|more|single|plain|of)\s+forward\b"
     r"(?!\s+(?:pass|hook|method|function|progress))|\bforwards\b(?!:))"
 )
+MOST_TERMS = 41  # with the header
 CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]*`|\]\([^)]*\)|<[^>]+>|https?://\S+", re.DOTALL)
 BUILT = re.compile(r"<!-- built: .*?<!-- /built -->", re.DOTALL)
 ERRORS = {"InputError", "MediaError", "CheckpointError", "UnknownArgumentError"}
@@ -93,6 +94,12 @@ def found(texts: Iterator[tuple[str, str]]) -> list[str]:
         for pattern in patterns
         for match in pattern.finditer(text)
     )
+
+
+def test_the_glossary_is_short() -> None:
+    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE)
+    assert len(rows) <= MOST_TERMS
+    assert len({row.lower() for row in rows}) == len(rows)
 
 
 def test_pages_use_the_words_of_the_glossary() -> None:

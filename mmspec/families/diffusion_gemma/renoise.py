@@ -43,13 +43,15 @@ class Renoise(Rule[CanvasBlock]):
     confident, or no step is left. With the checkpoint's settings this is its plain decoding.
 
     Args:
-        entropy_bound: bound in nats.
-        denoising_steps: most steps of a canvas.
-        t_min, t_max: temperature of the last and, nearly, of the first step.
-        stability_threshold: previous steps in which the likeliest tokens must have been the same.
-        confidence_threshold: mean entropy below which a canvas is confident.
-
-    None stands for the checkpoint's value.
+        entropy_bound: largest sum of entropies of the tokens that are kept, in nats, above 0; checkpoint's if
+            None.
+        denoising_steps: most steps of a canvas, 1 or more; checkpoint's if None.
+        t_min: temperature of the last step, above 0; checkpoint's if None.
+        t_max: temperature of, nearly, the first step, above 0; checkpoint's if None.
+        stability_threshold: previous steps in which the likeliest tokens must have been the same, 0 or more;
+            checkpoint's if None.
+        confidence_threshold: mean entropy in nats, above 0, below which a canvas is confident; checkpoint's
+            if None.
 
     Raises:
         InputError: a value outside its range.

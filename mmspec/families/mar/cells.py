@@ -176,13 +176,13 @@ class CellOrderDrafter(SessionDrafter):
     many forward passes as cells, each cell is drawn given all before it.
 
     Args:
-        iterations: forward passes per image; None for the published 64, or one per cell if there are fewer.
-        order: "random"; or "checkerboard": the cells of one colour of a chessboard first, which fix the
-            structure, then the others, which have neighbours on all sides (GtR, 2510.17171). Both colours
-            are in random order.
+        iterations: forward passes per image, from 1 to its cells; 64 as published, and at most one per cell
+            if None.
+        order: order of the cells: "random"; or "checkerboard", the cells of one colour of a chessboard first,
+            then the others, which have neighbours on all sides (GtR, 2510.17171), both in random order.
         last_steps: steps of the denoising head in the last forward pass, to which they decrease from the
-            first one on (DiSA, 2505.20297); None for equally many in all.
-        annealing: shape of the decrease: "linear", "cosine" or "two-stage".
+            first one on (DiSA, 2505.20297); equally many in all if None.
+        annealing: shape of the decrease of `last_steps`: "linear", "cosine" or "two-stage".
 
     Raises:
         InputError: a value outside its range.
@@ -236,10 +236,10 @@ class CellModelDrafter(ModelDrafter, CellOrderDrafter):
 
     Args:
         model: the draft model behind the Target interface.
-        num_draft_tokens: cells of a draft.
-        prefill: share of the cells that the target decides alone, one per forward pass, before the first
-            draft; the two models agree least when few cells are known.
-        order: "random" or "checkerboard", as of `CellOrderDrafter`.
+        num_draft_tokens: cells of a draft, 1 to 512.
+        prefill: share of the cells, 0 to 1, that the target decides alone, one per forward pass, before the
+            first draft; the two models agree least when few cells are known.
+        order: see `CellOrderDrafter`.
         see_drafts: whether the target sees the candidates before each cell. With False the target predicts
             all cells given the known ones alone, as in the released code; lossy.
         last_noise: whether candidates have the noise of the last step. With False their chains end in the

@@ -107,10 +107,10 @@ class UnmaskingDrafter(PlacesDrafter):
     undecided place. The rule chooses the places that a round decides.
 
     Args:
-        block_length: places per block (semi-autoregressive decoding); None for the model's own, or one block
-            for the whole output if it has none. Blocks that the model was not trained with are lossy.
-        cache: what stays cached between forward passes, as of `MaskedBlock`; lossy unless "none", for models
-            that are not block-causal.
+        block_length: places per block (semi-autoregressive decoding). Blocks that the model was not trained
+            with are lossy; model's own, or the whole output if None.
+        cache: keys that stay cached between forward passes: "none"; "prefix", those before the block; or
+            "dual", those after it as well. The last two are lossy. Block-causal models ignore it.
 
     Raises:
         InputError: a block length that is not a positive integer, or no such cache.

@@ -143,7 +143,7 @@ class OrderedCellsDrafter(CellsDrafter):
     which "exact" refers to; other orders are lossy.
 
     Args:
-        options: options of `DecodingOrder`; None for the model's own.
+        options: the model's own if None. Options: see `DecodingOrder`.
 
     Raises:
         InputError: a value outside its range.

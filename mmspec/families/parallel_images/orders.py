@@ -55,12 +55,15 @@ class DecodingOrder:
             after another (PAR, 2412.15119);
             "blocks": block after block of the raster, the first one cell by cell (NBP, 2502.07737);
             "scales": the cells of each of several grids together (VAR, 2404.02905).
-        generation_steps: forward passes per image; None for the published number of its size, or else about
-            5 / 4 of its rows, and one per cell for "raster". The orders "diagonal", "regions", "blocks" and
-            "scales" determine it.
-        repulsion_threshold, proximity_threshold: thresholds of "proximity"; see `proximity_order`.
-        regions: number of regions of "regions".
-        block_size: cells per block of "blocks"; None for a row.
+        generation_steps: forward passes per image, from 1 to its cells. The orders "diagonal", "regions",
+            "blocks" and "scales" determine it; published number of its size, or else about 5 / 4 of its rows,
+            and one per cell for "raster" if None.
+        repulsion_threshold: for "proximity": rows and columns within which cells are not decided together, 0
+            or more.
+        proximity_threshold: for "proximity": cells whose sum of 1 / distance to decided neighbours is at
+            least this, 0 to 7, are decided first.
+        regions: number of regions of "regions", the square of an integer.
+        block_size: cells per block of "blocks"; a row if None.
 
     Raises:
         InputError: no such order, or a value outside its range.

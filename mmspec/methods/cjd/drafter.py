@@ -233,13 +233,15 @@ class CorrectedDrafter(StateWindowDrafter):
 
     Args:
         model: the trained head.
-        window: see `WindowDrafter`; that of the head's config if None.
-        corrected: number of places that the head corrects, from 0 (speculative Jacobi decoding) to
-            window - 1; that of the head's config if None. The others are drawn from stale logits.
-        passes: of the head over these places; that of its config if None. As many passes as places correct
-            the places one after another.
-        coupling, init, front, reach: see `WindowDrafter`, without drafts from neighbours, which have no
-            distribution to correct. Each chain is corrected separately.
+        window: see `WindowDrafter`; head's config if None.
+        corrected: number of places that the head corrects, 0 (speculative Jacobi decoding) to window - 1. The
+            others are drawn from outdated logits; head's config if None.
+        passes: passes of the head over the corrected places, 1 to 128. As many passes as places correct the
+            places one after another; head's config if None.
+        coupling, reach: see `WindowDrafter`.
+        init: initial draft of places that no forward pass has scored: "edge" or "uniform", as in
+            speculative Jacobi decoding. Drafts from neighbours have no distribution to correct.
+        front: see `WindowDrafter`. Each chain is corrected separately.
 
     Raises:
         InputError: a value is out of range.

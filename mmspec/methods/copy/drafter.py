@@ -211,11 +211,10 @@ class CopyDrafter(SessionDrafter):
     """Drafts the continuations of the longest suffixes that occurred before, in prompt or output.
 
     Args:
-        num_draft_tokens: most candidates of a draft.
-        min_match: length of the shortest suffix that is copied from.
-        top_k: most continuations of a place; 1 drafts a chain.
-        corpus: file of a table of n-grams (`Trigrams`), whose likely successors are drafted beside repeated
-            text; None for none.
+        num_draft_tokens: most tokens of a draft, 1 to 512.
+        min_match: number of equal tokens before a place from which is copied, 1 or more.
+        top_k: most continuations of a place, 1 or more; 1 drafts a chain.
+        corpus: file of n-grams, whose likely successors are drafted beside repeated text; no file if None.
 
     Raises:
         InputError: a value is out of range, or the file is not such a table.

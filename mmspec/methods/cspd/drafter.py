@@ -32,8 +32,7 @@ def cspd(
     `masked`, whose cells of one forward pass are independent.
 
     The released code is `see_drafts=False, last_noise=False, shared_guidance=True, rollback=False`, with the
-    rule `CSpD(temperature=42, variance_factor="released", max_tries=100)`. Options: see `CellModelDrafter`;
-    `build_accelerator` also accepts those of `CSpD`.
+    rule `CSpD(temperature=42, variance_factor="released", max_tries=100)`. Options: see `CellModelDrafter`.
     """
     reader: Any = continuous_target(model) if isinstance(model, PreTrainedModel) else model
     if reader is None or not reader.any_order:

@@ -110,11 +110,12 @@ class DFlashDrafter(HeadDrafter):
 
     Args:
         model: the trained head.
-        num_draft_tokens, depth, top_k: of the tree, as in `HeadDrafter`; by default a chain of all tokens of
-            the block, which is also the largest depth.
-        tree, sampling: see `HeadDrafter`. Image tokens need draws, "coupled" or "sampled", as their
-            likeliest tokens are seldom drawn by the target.
-        least_confidence: a draft ends where the head's confidence is below; 0 does not compute it.
+        num_draft_tokens, depth: see `HeadDrafter`; tokens of the head's block if None.
+        top_k, tree: see `HeadDrafter`.
+        sampling: see `HeadDrafter`. Image tokens need "coupled" or "sampled", because the target seldom draws
+            their likeliest tokens.
+        least_confidence: a draft ends where the head's confidence is below this, 0 to 1; 0 does not compute
+            the confidence.
 
     Raises:
         InputError: a value is out of range, or the head has no confidence.

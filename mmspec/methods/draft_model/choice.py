@@ -34,12 +34,14 @@ def draft_model(
 
     Args:
         model: the draft model; a masked language model drafts as in DiffuSpec (`MaskedModelDrafter`).
-        num_draft_tokens: length of a draft; 5 if None.
-        tree, keep, mass: see `DraftModelDrafter`; continuous tokens are drafted as chains.
-        sampling: see `DraftModelDrafter` or `VectorModelDrafter`; None is "coupled" for the former,
-            verified by `sample_and_match`, and "sampled" for the latter, verified by `reflection`. A MAR's
-            drafts are sampled, and verified by `speculative_sampling` as whole chains; the reference
-            distribution is one cell per forward pass, as in `cspd`.
+        num_draft_tokens: length of a draft, 1 to 512; 5, or at most 30 with a masked draft model if None.
+        tree: see `DraftModelDrafter`. For text only.
+        keep, mass: see `DraftModelDrafter`.
+        sampling: see `DraftModelDrafter`; "coupled" for text, "sampled" for continuous tokens if None.
+
+    Coupled text is verified by `sample_and_match`. Vectors (`VectorModelDrafter`) are verified by
+    `reflection` if sampled. A MAR's drafts are sampled, and verified by `speculative_sampling` as whole
+    chains; the reference distribution is one cell per forward pass, as in `cspd`.
     """
     if isinstance(model, PreTrainedModel):
         reader: Any = continuous_target(model) or adapt(model)

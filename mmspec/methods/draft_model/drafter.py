@@ -163,18 +163,19 @@ class DraftModelDrafter(ModelDrafter):
     Args:
         model: the draft model behind the Target interface. If its config has `draft_tokens`, it drafts those
             tokens alone.
-        num_draft_tokens: length of the chain; 5 if None.
+        num_draft_tokens: length of the chain, 1 to 512; 5 if None.
         sampling: how the draft model chooses its tokens when the target samples. "coupled" draws with the
             target's own noise, so that equal distributions give equal tokens and the output is bitwise that
             of plain sampling. "sampled" draws independently, for rejection rules. "without_replacement" draws
             each sibling of a tree from the tokens that are left, also for rejection rules. "greedy" takes the
             likeliest.
-        keep: share of the visual tokens of a prompt that the draft model reads, at their own positions; all
-            if None. The target reads all of them.
-        mass: least share of the target's attention to visual tokens on those chosen by attention, as far as
-            `keep` allows; 0.4 if None. The rest of `keep` is spread evenly over the others; all of it with 0.
-        tree: a static tree in place of the chain: children of every node of each level as "4x2x2", a name in
-            `NAMED_TREES`, or the parents of its nodes, the root (0) first.
+        keep: share of the visual tokens of a prompt that the draft model reads, 0 to 1, at their own
+            positions. The target reads all of them; all if None.
+        mass: with `keep`: least share, 0 to 1, of the target's attention to visual tokens on those chosen by
+            attention, as far as `keep` allows. The rest of `keep` is spread evenly over the others, with 0
+            all of it; 0.4 if None.
+        tree: a static tree in place of the chain: the children of every node of each level as "4x2x2";
+            "eagle", "medusa" or "wide"; or the parents of its nodes, the root (0) first; a chain if None.
 
     Raises:
         InputError: a value is out of range, the length of a chain is given beside a tree, or siblings cannot

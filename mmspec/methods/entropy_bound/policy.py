@@ -20,7 +20,7 @@ class EntropyBound(PlaceRule):
 
     Args:
         places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
-        entropy_bound: in nats; a larger bound decides more places.
+        entropy_bound: largest sum of entropies in nats, 0 or more; a larger bound decides more places.
     """
 
     entropy_bound: float = 0.1

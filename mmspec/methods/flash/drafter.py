@@ -98,13 +98,11 @@ class FlashDrafter(FeatureDrafter):
 
     Args:
         model: the trained head.
-        num_draft_tokens: nodes of the tree, the root not counted; that of the head's config if None, but not
-            more than the tree can have.
-        depth: its deepest level; that of a block if None. Each further block costs a forward pass.
-        top_k: nodes that are expanded on each level, and children of each; that of the config if None, but no
-            more than there are nodes. 1 makes a chain.
-        block: tokens in a forward pass of the head, at most the K that it was trained for, which is the
-            default; 1 is autoregressive drafting.
+        num_draft_tokens, top_k: see `HeadDrafter`.
+        depth: levels of the tree. Each further block costs a forward pass of the head; tokens of a block if
+            None.
+        block: tokens in a forward pass of the head, from 1 (autoregressive drafting) to the number that it
+            was trained for; head's config if None.
 
     Raises:
         InputError: a value is out of range.

@@ -224,7 +224,7 @@ class StatesDrafter(UnmaskingDrafter):
     state would need a prompt of its own.
 
     Args:
-        states: most places that a forward pass may decide in a block, 2 or more; one more place of the block
+        states: most places that a forward pass may decide in a block, 2 to 64; one more place of the block
             after it if all of those are decided.
 
     Raises:

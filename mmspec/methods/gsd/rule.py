@@ -52,7 +52,7 @@ class Grouped(RelaxedSampling):
 def gsd(delta: float = 0.1, group_size: int = 14, **window: Unpack[WindowOptions]) -> Accelerator:
     """Draft a Jacobi window, verified with a budget over groups of similar probability (GSD, 2508.07747).
 
-    The published rule is `acceptance=grouped`.
+    The published rule is `acceptance=grouped`. Options: see `Budget` and `JacobiDrafter`.
     """
     rule = Budget(delta, "groups", group_size=group_size)
     return Accelerator("gsd", JacobiDrafter(**window), rule)

@@ -32,10 +32,11 @@ class Lantern(RelaxedSampling):
     chains of sampled tokens it is measured at one verified place a round.
 
     Args:
-        delta: the additive limit, 0 (exact) to 1.
-        lam: the multiplicative limit of LANTERN++, above 1; it replaces delta.
-        neighbours: largest number of neighbours added; all of them in a smaller codebook.
-        metric: "l2" or "cosine".
+        delta: limit of the added mass, 0 (exact) to 1.
+        lam: above 1: limits the added mass to (lam - 1) p(x) instead of `delta` (LANTERN++); `delta` applies
+            if None.
+        neighbours: largest number of neighbours added, 1 or more; all of them in a smaller codebook.
+        metric: distance of codes, "l2" or "cosine".
 
     Raises:
         InputError: a value is out of range.
@@ -114,7 +115,7 @@ def lantern(
 ) -> Accelerator:
     """Draft a Jacobi window, verified with a budget over codebook neighbours (after LANTERN, 2410.03355).
 
-    The published rule is `acceptance=lantern`.
+    The published rule is `acceptance=lantern`. Options: see `Budget` and `JacobiDrafter`.
     """
     rule = Budget(delta, "neighbours", neighbours, metric)
     return Accelerator("lantern", JacobiDrafter(**window), rule)

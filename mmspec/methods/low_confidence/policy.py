@@ -20,8 +20,9 @@ def low_confidence(
     """Decide places of a masked language model in the order of their confidence (LLaDA, 2502.09992).
 
     Args:
-        places_per_step, remask_below, denoising_steps, end_cut: see `LowConfidence`; one place a step over
-            the whole output, or in the model's own blocks, is plain decoding.
+        places_per_step: see `LowConfidence`. One place over the whole output, or in the model's own blocks,
+            is plain decoding.
+        remask_below, denoising_steps, end_cut: see `LowConfidence`.
         block_length, cache: see `UnmaskingDrafter`.
     """
     rule = LowConfidence(places_per_step, remask_below, end_cut, denoising_steps=denoising_steps)

@@ -158,10 +158,11 @@ def lpd(
     """Groups of cells of an image, decided by learned queries (LPD, 2507.01957).
 
     Args:
-        order, generation_steps, repulsion_threshold, proximity_threshold, regions: see `DecodingOrder`;
-            None is the model's own order, which is its plain decoding.
-        states: most groups that a forward pass decides, as in `CellStatesDrafter`. The images are the same
-            as with 1 (FreeDave, 2510.00294).
+        order: see `OrderedCellsDrafter`; model's own, which is its plain decoding if None.
+        generation_steps, repulsion_threshold, proximity_threshold, regions: see `OrderedCellsDrafter`;
+            model's own if None.
+        states: most groups that a forward pass decides, 1 to 128. The images are the same as with 1
+            (FreeDave, 2510.00294).
     """
     thresholds = {"repulsion_threshold": repulsion_threshold, "proximity_threshold": proximity_threshold}
     steps = {"generation_steps": generation_steps, "regions": regions}

@@ -65,7 +65,7 @@ class MaskGITDrafter(CellsDrafter):
     """Drafts all open cells, of which `MaskGIT` decides the surest (MaskGIT, 2202.04200).
 
     Args:
-        iterations: forward passes of an image; the numbers of cells follow a cosine.
+        iterations: forward passes of an image, 1 or more; the numbers of cells follow a cosine.
 
     Raises:
         InputError: `iterations` is not a positive integer.
@@ -91,6 +91,6 @@ def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerato
 
     Args:
         iterations: see `MaskGITDrafter`.
-        choice_temperature: see the rule `MaskGIT`.
+        choice_temperature: see `MaskGIT`.
     """
     return Accelerator("maskgit", MaskGITDrafter(iterations), MaskGIT(choice_temperature))

@@ -29,8 +29,8 @@ class MaskGIT(AnyRule):
     defines no distribution of whole images to compare with.
 
     Args:
-        choice_temperature: factor of the noise of the confidence before the first iteration, which falls
-            linearly; 0 ranks by probabilities alone.
+        choice_temperature: factor of the noise of the confidence before the first iteration, 0 to 10000,
+            which falls linearly; 0 ranks by probabilities alone.
 
     Raises:
         InputError: `choice_temperature` is out of range.

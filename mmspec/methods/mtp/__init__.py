@@ -21,6 +21,6 @@ METHODS = (
                 ),
             },
         ),
-        needs="a head that was trained for the target",
+        needs="a head that was trained for the target, unless its checkpoint has an MTP layer",
     ),
 )

@@ -123,11 +123,14 @@ class PromptTokensDrafter(HeadDrafter):
 
     Args:
         model: the trained prompt tokens.
-        num_draft_tokens, depth, top_k, tree: of the candidates, as in `HeadDrafter`; `tree` may also be
-            "measured". The deepest tree has as many levels as there are prompt tokens.
-        sampling: "greedy" or "coupled", as in `HeadDrafter`.
+        num_draft_tokens, top_k: see `HeadDrafter`.
+        depth: see `HeadDrafter`. At most the number of prompt tokens.
+        tree: see `HeadDrafter`; or "measured", the best static tree of its size for the hit rates measured in
+            training.
+        sampling: how candidates are chosen where the target samples. "greedy" takes the likeliest. "coupled"
+            draws with the target's own noise, so that equal distributions give equal tokens.
         probes_per_node: mean number of prompt tokens after a candidate, which are placed where their gain is
-            largest; the number of prompt tokens puts all of them after each.
+            largest, from 0 to the number of prompt tokens, which puts all of them after each.
 
     Raises:
         InputError: a value is out of range; in `fit`, the prompt tokens are not finite.

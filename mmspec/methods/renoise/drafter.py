@@ -17,7 +17,7 @@ def renoise(
     stability_threshold: int | None = None,
     confidence_threshold: float | None = None,
 ) -> Accelerator:
-    """Denoise canvases with these options instead of the checkpoint's; see `Renoise`."""
+    """Denoise canvases with these options instead of the checkpoint's. Options: see `Renoise`."""
     heat = t_min, t_max, stability_threshold, confidence_threshold
     rule = Renoise(entropy_bound, denoising_steps, *heat)
     return Accelerator("renoise", NoiseCanvasDrafter(rule), rule)

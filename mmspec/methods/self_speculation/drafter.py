@@ -106,10 +106,12 @@ class SelfSpeculationDrafter(SessionDrafter):
     (L_AR + 0.3 L_block), and is decoded token by token. A forward pass has (K + 1)^2 nodes for K candidates.
 
     Args:
-        num_draft_tokens: K.
-        sampling: "coupled" draws with the target's own noise, so that the output is bitwise that of plain
-            sampling. "sampled" draws independently from the masks' own distributions, for rejection rules:
-            the distribution of a candidate does not depend on the others, so that it is known.
+        num_draft_tokens: length K of a draft, 1 to 512.
+        sampling: how draft tokens are drawn. "coupled": with the target's own noise, so that the output is
+            bitwise that of plain sampling. "sampled": independently from the masks' own distributions, for
+            rejection rules.
+
+    With "sampled", the distribution of a candidate does not depend on the others, so that it is known.
 
     Raises:
         InputError: a value is out of range.

@@ -63,7 +63,7 @@ class VectorWindowDrafter(SessionDrafter):
     """Drafts a window of vectors: the target's draws for these places in the last round.
 
     Args:
-        window: nodes of a forward pass, the root included; 1 is plain decoding.
+        window: places per forward pass, 1 (plain decoding) to 128, the root's included.
 
     Raises:
         InputError: `window` is out of range.

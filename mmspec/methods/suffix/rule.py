@@ -33,7 +33,7 @@ class Suffix(AcceptanceRule):
     falls from token to token, the rule equals speculative sampling.
 
     Args:
-        confidence: the least product of ratios of a run, 0 to 1.
+        confidence: least product of the ratios of a run, 0 to 1.
 
     Raises:
         InputError: a value is out of range.

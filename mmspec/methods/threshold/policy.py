@@ -21,7 +21,7 @@ class Threshold(PlaceRule):
 
     Args:
         places_per_step, remask_below, end_cut, fallback: see `PlaceRule`.
-        threshold: least probability of a token; above 1 only the surest place is decided.
+        threshold: least probability of a token, 0 to 2; above 1 only the surest place is decided.
     """
 
     threshold: float = 0.9

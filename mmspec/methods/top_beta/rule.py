@@ -29,8 +29,10 @@ class TopBeta(AcceptanceRule):
     for ties.
 
     Args:
-        beta: rank that a candidate must reach. Defaults are those of the released script.
-        tau: largest gap, in nats.
+        beta: rank that a candidate must reach, 1 or more.
+        tau: largest gap to the likeliest token's log-probability in nats, 0 (greedy) to 1000.
+
+    The defaults are those of the released script.
 
     Raises:
         InputError: a value is out of range.

@@ -27,9 +27,10 @@ class Typical(AcceptanceRule):
     which is less than 1 - min(epsilon, delta exp(-H(p))).
 
     Args:
-        epsilon: hard threshold, which caps the other one where the target's entropy is low.
-        delta: entropy-dependent threshold, delta exp(-H). Both defaults are Medusa's own, whose code names
-            them `posterior_threshold` and `posterior_alpha`.
+        epsilon: hard threshold, 0 to 1, which caps the other one where the target's entropy is low
+            (`posterior_threshold` of Medusa's code).
+        delta: factor of the entropy-dependent threshold delta exp(-H), 0 to 1 (`posterior_alpha` of Medusa's
+            code).
     """
 
     epsilon: float = 0.09

@@ -276,15 +276,14 @@ class StaircaseDrafter(SessionDrafter):
     plain decoding. Smaller s is lossy, without a bound: cells miss the right end of the rows above.
 
     Args:
-        zipar_window: s, from 1 to the columns of the image; None is a third of them, as published (8 of
-            LlamaGen's 24, 16 of Lumina-mGPT's 48).
-        adaptive: predict the first token of a row twice, one forward pass apart, and verify the token of the
-            first prediction against the second distribution (the paper's adaptive window, verified once). The
-            token then has the second distribution; a rejected one delays its row by one forward pass. Needs
-            s of 2 or more.
-        window: nodes of each row in a forward pass. Those beyond the first are Jacobi drafts, drawn with the
-            noise of the target itself: the tokens are those of window 1, in fewer forward passes (windows
-            over several rows, as in PJD, 2606.05703, whose drafts are drawn without that noise).
+        zipar_window: cells s by which a row is behind the row above, from 1 to the columns of the image; a
+            third of the columns, as published (8 of LlamaGen's 24, 16 of Lumina-mGPT's 48), if None.
+        adaptive: whether the first token of a row is predicted twice, one forward pass apart, and the token
+            of the first prediction is verified against the second distribution (the paper's adaptive window,
+            verified once). A rejected token delays its row by one forward pass. Needs s of 2 or more.
+        window: places of each image row in a forward pass, 1 or more. Those beyond the first are Jacobi
+            drafts, drawn with the target's own noise: the tokens are those of window 1, in fewer forward
+            passes (as in PJD, 2606.05703, whose drafts are drawn without that noise).
 
     Raises:
         InputError: a window is out of range, or an adaptive staircase has drafts.
