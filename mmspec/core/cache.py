@@ -174,8 +174,7 @@ class RaggedCache(Cache, Rows):
     """Static KV buffers with per-row lengths.
 
     Attributes:
-        order: index of each row in the buffers: 0 to B - 1 in a forward pass, another order until then if
-            many rows have to move.
+        order: index of each row in the buffers, if rows have to move before the next forward pass; else None.
 
     Args:
         config: the model's config: number of layers, and which of them have a sliding window.
@@ -198,7 +197,7 @@ class RaggedCache(Cache, Rows):
         ]
         self.sliding_window: int | None = getattr(text, "sliding_window", None)
         self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK))
-        self.order = list(range(rows))
+        self.order: list[int] | None = None
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         # upper bound of max(lengths), known to the host: exact after each round's read, never too small
         self.longest = 0
@@ -287,7 +286,7 @@ class RaggedCache(Cache, Rows):
         kept = [first + row for first in range(0, self.rows, size) for row in rows]
         self._make_room(len(kept), self.plan.capacity)
         part = self._mapped(lambda values: select(values, rows, count), len(kept))
-        part.order = [self.order[row] for row in kept]
+        part.order = kept if self.order is None else [self.order[row] for row in kept]
         part._settle()
         part._shrink()
         return part
@@ -305,7 +304,7 @@ class RaggedCache(Cache, Rows):
         both.longest = max(self.longest, other.longest)
         # Under guidance, the second copy of these rows has to move. It does in the next forward pass: until
         # then, an error leaves these rows as they are.
-        both.order = concat(self.order, [self.rows + row for row in other.order], counts)
+        both.order = concat(list(range(self.rows)), list(range(self.rows, rows)), counts)
         return both
 
     @property
@@ -336,16 +335,16 @@ class RaggedCache(Cache, Rows):
 
     def _settle(self) -> None:
         """Move the rows to their order."""
-        moves, first = list[tuple[slice, slice]](), 0
+        if self.order is None:
+            return
+        first, moves = 0, []
         for run in runs(self.order):
-            end = first + run.stop - run.start
-            if first != run.start:
-                moves.append((slice(first, end), run))
-            first = end
-        if moves:
-            for layer in self._initialized:
-                layer.rearrange(moves)
-        self.order = list(range(self.rows))
+            to = slice(first, first + run.stop - run.start)
+            moves += [(to, run)] if to != run else []
+            first = to.stop
+        for layer in self._initialized if moves else ():
+            layer.rearrange(moves)
+        self.order = None
 
     def _make_room(self, rows: int, capacity: int) -> None:
         """Grow the buffers, if necessary, for `rows` rows of `capacity` tokens."""
@@ -365,14 +364,14 @@ class RaggedCache(Cache, Rows):
 
         If memory runs out, the capacity is unchanged, and all rows are where they were.
         """
-        before, done = self.plan.capacity, list[RaggedLayer]()
+        before = self.plan.capacity
         try:
             for layer in self._initialized:
                 layer.resize(rows, capacity)
-                done.append(layer)
         except RuntimeError:
-            for layer in done if capacity > before else ():
-                layer.shorten(before)
+            for layer in self._initialized:
+                if layer.keys.shape[1] > before:
+                    layer.shorten(before)
             raise
         self.plan.capacity = capacity
 
