@@ -109,7 +109,7 @@ def test_rows_that_enter_and_leave_are_those_of_dense_tensors(
 
 
 def test_what_a_row_leaves_does_not_reach_the_next_one_there() -> None:
-    cache = filled([5, 6])
+    cache = filled([5, 6], capacity=2 * CAPACITY)  # more than that of the row that enters
     for layer in cache.ragged:
         layer.keys[1, 6:], layer.values[1, 6:] = torch.nan, torch.inf
     cache = cache.part([0], 2).joined(filled([3], 9.0), (1, 1))
