@@ -59,7 +59,7 @@ class Running:
 
     handle: int
     make_output: Callable[[Canvas], CallOutput]  # from the canvas of its rows
-    rows: list[int]  # in the batch
+    rows: list[int]  # in the batch, in increasing order
     text_before: list[int]  # of the first row's `Request`
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
 
@@ -243,10 +243,12 @@ class RunningBatch:
             return
         self._add_up(canvas.stats.part(left).of_rows_alone())
         stay = fill_holes(len(canvas.ids), left)
-        self._batch = self._batch.part(stay)
-        places = {row: place for place, row in enumerate(stay)}
         for running in self._running:
-            running.rows = [places[row] for row in running.rows]
+            places = [place for place, row in enumerate(stay) if row in running.rows]
+            for place, row in zip(places, running.rows, strict=True):  # callbacks get its rows in their order
+                stay[place] = row
+            running.rows = places
+        self._batch = self._batch.part(stay)
 
     def _add_up(self, stats: DecodingStats) -> None:
         """Add the statistics of removed rows, merged into one row."""
