@@ -1,4 +1,4 @@
-"""Count the kernel launches of decoding rounds, on a simulated GPU.
+"""Count the kernel launches of decoding rounds, and the bytes that moving rows copy, on a simulated GPU.
 
     python -m benchmarks.launches            # a table of all scenarios
     python -m benchmarks.launches --json     # one JSON object
@@ -31,21 +31,24 @@ from benchmarks.gpu.rounds import RoundShape, random_requests
 from benchmarks.simulated_gpu import Counts, SimulatedGPU
 from mmspec.accelerator import Accelerator, pair
 from mmspec.accelerators import make
-from mmspec.core.canvas import Stopping
+from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.loop import Batch, begin
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
+from mmspec.core.statistics import DecodingStats
 from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.heads.feature_session import read_nodes
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
+from mmspec.pipelines.running_batch import fill_holes
 from mmspec.plugins import METHODS
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CapturedForward
 
-__all__ = ["SCENARIOS", "Scenario", "count_rounds"]
+__all__ = ["SCENARIOS", "Scenario", "count_moves", "count_rounds"]
 
 WARM_UP, ROUNDS = 8, 8
 LAYERS = 4
@@ -70,10 +73,11 @@ class Scenario:
     sampler: Sampler = field(default_factory=Sampler)
 
 
-def llama() -> CausalTarget:
+def llama(head_dim: int = 8) -> CausalTarget:
     """A Llama with 4 layers and two queries for each key head."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS}
+    sizes["head_dim"] = head_dim
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=2048))
     return CausalTarget(model.eval().requires_grad_(False))
@@ -113,6 +117,13 @@ SCENARIOS: dict[str, Scenario] = {
 }
 
 
+#: Keys and values as wide as those of large models, beside which the other numbers of a row are small.
+MOVES: dict[str, Scenario] = {
+    "none, 64 rows": Scenario(partial(llama, head_dim=128), plain, rows=64),
+    "EAGLE-3, 64 rows": Scenario(partial(llama, head_dim=128), eagle3, rows=64),
+}
+
+
 def count_rounds(scenario: Scenario, gpu: SimulatedGPU, compiled: bool = True) -> Iterator[Counts]:
     """Decode a batch on a simulated GPU, and yield the counts of each round; the first is the prefill's."""
     target = scenario.target()
@@ -126,6 +137,36 @@ def count_rounds(scenario: Scenario, gpu: SimulatedGPU, compiled: bool = True) -
     call = accelerator.call(target, scenario.sampler, requests, Stopping(most), random)
     for _ in call.rounds():
         yield gpu.take()
+
+
+@torch.inference_mode()
+def count_moves(scenario: Scenario, gpu: SimulatedGPU) -> dict[str, dict[str, float]]:
+    """Count the copies when a row leaves a batch and another enters; a row is its keys and values."""
+    target = scenario.target()
+    accelerator = scenario.accelerator(target)
+
+    def first_round(rows: int) -> Batch[Any]:
+        requests = random_requests(target, RoundShape(rows, 1, scenario.context))
+        prompts = [each.prompt_tokens for each in requests]
+        canvas = Canvas(prompts, Stopping(100), DecodingStats(), target.device)
+        random = RandomStream.from_seed(0, rows, target.device)
+        batch, _ = begin(target, accelerator.decoder, scenario.sampler, requests, canvas, random)
+        batch.decode_round()
+        batch.read_round()
+        return batch
+
+    batch, one = first_round(scenario.rows), first_round(1)
+    size = one.state.nbytes()
+    moves = {}
+    gpu.take()
+    left = batch.part(fill_holes(scenario.rows, [scenario.rows // 2]))
+    moves["leaves"] = gpu.take()
+    left.joined(one)
+    moves["enters"] = gpu.take()
+    return {
+        name: {"rows_copied": each.moved_bytes / size, "launches": each.launches.total()}
+        for name, each in moves.items()
+    }
 
 
 def main(
@@ -151,10 +192,16 @@ def main(
         table.add_row(name, *(f"{value:g}" for value in row.values()))
         if show:
             Console().print(name, timed[-1].launches.most_common())
+    moved = Table("running batch", "rows copied", "kernels")
+    for name, scenario in MOVES.items():
+        with SimulatedGPU() as gpu:
+            for move, counts in count_moves(scenario, gpu).items():
+                rows[f"{name}, one {move}"] = counts
+                moved.add_row(f"{name}, one {move}", *(f"{value:.3g}" for value in counts.values()))
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
-        Console().print(table)
+        Console().print(table, moved)
 
 
 if __name__ == "__main__":

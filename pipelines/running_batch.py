@@ -1,13 +1,14 @@
 """RunningBatch (continuous batching): requests enter and leave between rounds, each with its own settings.
 
-The prefill and first round of a request run alone; then its rows are appended to the batch. The output of a
-request is the same as in a call of its own: rows are computed independently, and random numbers depend on the
-seed of the request. There is no scheduler: a request enters if there is room.
+The prefill and first round of a request run alone; then its rows are appended to the batch. When it leaves,
+the last rows of the batch replace its rows. The output of a request is the same as in a call of its own: rows
+are computed independently, and random numbers depend on the seed of the request. There is no scheduler: a
+request enters if there is room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
@@ -58,7 +59,7 @@ class Running:
 
     handle: int
     make_output: Callable[[Canvas], CallOutput]  # from the canvas of its rows
-    rows: int
+    rows: list[int]  # in the batch, in increasing order
     text_before: list[int]  # of the first row's `Request`
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
 
@@ -108,7 +109,7 @@ class RunningBatch:
     @property
     def free(self) -> int:
         """Number of free rows."""
-        return self.rows - sum(each.rows for each in self._running)
+        return self.rows - sum(len(each.rows) for each in self._running)
 
     @property
     def handles(self) -> list[int]:
@@ -117,9 +118,9 @@ class RunningBatch:
 
     def prompt_tokens(self, handle: int) -> int:
         """Return the length of a request's first prompt, visual tokens included; 0 if not in the batch."""
-        for running, rows in self._placed():
+        for running in self._running:
             if running.handle == handle and self._batch is not None:
-                return self._batch.canvas.prompt_lengths[rows[0]]
+                return self._batch.canvas.prompt_lengths[running.rows[0]]
         return 0
 
     def text_before(self, handle: int) -> list[int]:
@@ -138,9 +139,11 @@ class RunningBatch:
             The handle of the request, which its updates carry.
 
         Raises:
-            InputError: an argument cannot be used; the batch is unchanged.
+            InputError: an argument cannot be used.
             NoRoomError: too few rows are free, or the rows in the batch use guidance and the request does
                 not, or the reverse.
+            torch.OutOfMemoryError: the device has too little memory for the request.
+            BaseException: an error of the model. The batch is unchanged after every error.
         """
         call, make_output = self.pipe._prepare_request(prompt, arguments)
         count = len(call.requests)
@@ -153,7 +156,9 @@ class RunningBatch:
                 "requests with and without guidance cannot be decoded together; enter the request again later"
             )
         before = call.requests[0].text_before
-        running = Running(self._handles, make_output, count, before, [[] for _ in range(count)])
+        first = self.rows - self.free
+        rows = list(range(first, first + count))
+        running = Running(self._handles, make_output, rows, before, [[] for _ in rows])
         accelerator = self.pipe.accelerator
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
             rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
@@ -161,16 +166,16 @@ class RunningBatch:
         where = call.sampler, call.requests, call.canvas, call.random
         batch, prompts = begin(self.pipe.target, accelerator.decoder, *where)
         running.take(prompts.emission.tokens)
-        if not call.canvas.finished:  # the first round runs alone, after which sessions can be joined
-            try:
+        try:
+            if not call.canvas.finished:  # the first round runs alone, after which sessions can be joined
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
                 batch.tighten()
-            except BaseException:
-                batch.state.close()
-                raise
+            self._batch = batch if self._batch is None else self._batch.joined(batch)
+        except BaseException:
+            batch.state.close()
+            raise
         self._handles += 1
-        self._batch = batch if self._batch is None else self._batch.joined(batch)
         self._running.append(running)
         return running.handle
 
@@ -192,16 +197,16 @@ class RunningBatch:
             except BaseException:
                 self.close()
                 raise
-            for running, rows in self._placed():
-                running.take([tokens[row] for row in rows])
+            for running in self._running:
+                running.take([tokens[row] for row in running.rows])
         updates, ended = [], []
-        for running, rows in self._placed():
-            fresh, running.fresh = running.fresh, [[] for _ in rows]
-            if any(canvas.finish_reasons[row] is None for row in rows):
+        for running in self._running:
+            fresh, running.fresh = running.fresh, [[] for _ in running.rows]
+            if any(canvas.finish_reasons[row] is None for row in running.rows):
                 updates += [RowUpdate(running.handle, fresh)] if any(map(len, fresh)) else []
                 continue
             ended.append(running)
-            own = canvas.part(rows)
+            own = canvas.part(running.rows)
             own.stats = own.stats.of_rows_alone()
             error = next((error for error in own.errors if error is not None), None)
             updates.append(RowUpdate(running.handle, fresh, running.make_output(own), error))
@@ -224,32 +229,36 @@ class RunningBatch:
         self._remove(list(self._running))
         self._held.close()
 
-    def _placed(self) -> Iterator[tuple[Running, range]]:
-        """Yield each request with its rows in the batch."""
-        first = 0
-        for running in self._running:
-            yield running, range(first, first + running.rows)
-            first += running.rows
-
     @torch.inference_mode()
     def _remove(self, gone: Sequence[Running]) -> None:
         if not gone or self._batch is None:
             return
-        stay = [row for running, rows in self._placed() if running not in gone for row in rows]
+        left = [row for running in gone for row in running.rows]
         self._running = [running for running in self._running if running not in gone]
         canvas = self._batch.canvas
-        if stay:
-            left = [row for row in range(len(canvas.ids)) if row not in stay]
-            self._add_up(canvas.stats.part(left).of_rows_alone())
-            self._batch = self._batch.part(stay)
-        else:
+        if not self._running:
             self._add_up(canvas.stats)
             self._batch.state.close()
             self._batch = None
+            return
+        self._add_up(canvas.stats.part(left).of_rows_alone())
+        stay = fill_holes(len(canvas.ids), left)
+        for running in self._running:
+            places = [place for place, row in enumerate(stay) if row in running.rows]
+            for place, row in zip(places, running.rows, strict=True):  # callbacks get its rows in their order
+                stay[place] = row
+            running.rows = places
+        self._batch = self._batch.part(stay)
 
     def _add_up(self, stats: DecodingStats) -> None:
         """Add the statistics of removed rows, merged into one row."""
         self._past = merge_stats([self._past, stats]).as_one_row()
+
+
+def fill_holes(count: int, gone: Collection[int]) -> list[int]:
+    """Return the rows of a batch that stay, in an order in which the last ones fill the holes."""
+    moved = [row for row in range(count - len(gone), count) if row not in gone]
+    return [moved.pop() if row in gone else row for row in range(count - len(gone))]
 
 
 def may_move(method: Method) -> bool:

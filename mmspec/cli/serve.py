@@ -50,10 +50,20 @@ def serve(
         typer.Option(help="Key that clients must send; by default none.", envvar="MMSPEC_API_KEY"),
     ] = None,
     rows: Annotated[
-        int, typer.Option(min=1, help="Largest number of requests in the running batch of a model.")
+        int,
+        typer.Option(
+            min=1,
+            help="Largest number of requests in the running batch of a model. Each one there takes memory; "
+            "further ones wait.",
+        ),
     ] = 8,
-    queue: Annotated[int, typer.Option(min=1, help="Largest number of waiting requests.")] = 64,
-    wait_seconds: Annotated[float, typer.Option(help="Longest wait of a request, in seconds.")] = 30,
+    queue: Annotated[
+        int, typer.Option(min=1, help="Largest number of waiting requests; further ones are refused.")
+    ] = 64,
+    wait_seconds: Annotated[
+        float,
+        typer.Option(help="Seconds without a request entering the batch after which waiting ones fail."),
+    ] = 300,
     run_seconds: Annotated[float, typer.Option(help="Longest decoding time of a request, in seconds.")] = 300,
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.")] = 32_000_000,
     max_images: Annotated[int, typer.Option(min=1, help="Maximum number of images per request.")] = 8,

@@ -3,13 +3,16 @@
 New nodes are written after a row's committed tokens; a commit moves the accepted path there and advances the
 row's length. The cache is never cropped: entries beyond the length are masked, and overwritten later. Prompts
 are prefilled one row at a time, so that no row is padded.
+
+Rows enter and leave between rounds (`Rows`). Buffers may therefore have more rows than the batch, which has
+the first ones. A row that enters is copied to the first free row. If a row leaves, the last one replaces it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
@@ -19,8 +22,9 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.core.draft import Nodes
+from mmspec.core.graphs import rows_of_graph
 from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
-from mmspec.core.rows import Rows, concat, select
+from mmspec.core.rows import Rows, concat, runs, select
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache
 
@@ -52,10 +56,16 @@ class WritePlan:
 
 
 class RaggedLayer(CacheLayerMixin):
-    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one entry."""
+    """Keys and values of one layer: [B, capacity, heads, head_dim], so that a token is one entry.
+
+    Attributes:
+        buffers: memory of keys and values, each [S, capacity, heads, head_dim], S >= B.
+        keys, values: views of the first B rows; the others are free.
+    """
 
     is_sliding = False  # the buffer holds every token; the window is part of the mask
     is_croppable = False
+    buffers: tuple[Tensor, ...]
     keys: Tensor
     values: Tensor
 
@@ -64,9 +74,13 @@ class RaggedLayer(CacheLayerMixin):
         self.plan = plan
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = self._allocate(key_states)
-        self.values = self._allocate(value_states)
+        self.hold(self._allocate(key_states), self._allocate(value_states))
         self.is_initialized = True
+
+    def hold(self, keys: Tensor, values: Tensor) -> None:
+        """Set the buffers, whose first rows are those of the plan."""
+        self.buffers = keys, values
+        self.keys, self.values = (buffer[: self.plan.rows] for buffer in self.buffers)
 
     def _allocate(self, states: Tensor) -> Tensor:
         # zeros, not empty: a masked NaN still gives NaN in 0 * NaN
@@ -100,15 +114,32 @@ class RaggedLayer(CacheLayerMixin):
             buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
         return self.keys[:, : plan.width].transpose(1, 2), self.values[:, : plan.width].transpose(1, 2)
 
-    def grow(self) -> None:
-        """Copy into buffers of the plan's new capacity."""
-        if not self.is_initialized:
-            return
-        for name in ("keys", "values"):
-            old = getattr(self, name)
-            new = old.new_zeros(old.shape[0], self.plan.capacity, *old.shape[2:])
-            new[:, : old.shape[1]] = old
-            setattr(self, name, new)
+    def resize(self, rows: int, capacity: int) -> None:
+        """Copy the batch into buffers of other sizes. If memory runs out, the layer is unchanged."""
+        self.hold(*(resized(buffer, rows, capacity) for buffer in (self.keys, self.values)))
+
+    def shorten(self, capacity: int) -> None:
+        """Set a smaller capacity by way of the host, when the device has no memory for a copy."""
+        device = self.keys.device
+        saved = [buffer[:, :capacity].to("cpu", copy=True) for buffer in self.buffers]
+        del self.buffers, self.keys, self.values
+        self.hold(*(each.to(device) for each in saved))
+
+    def append(self, other: RaggedLayer) -> None:
+        """Copy the batch of another layer, whose capacity is not larger, to the first free rows."""
+        for buffer, new in zip(self.buffers, (other.keys, other.values), strict=True):
+            free = buffer[self.plan.rows : self.plan.rows + len(new)]
+            free[:, : new.shape[1]] = new
+            free[:, new.shape[1] :] = 0  # a row that has left may have had a NaN there; see `_allocate`
+
+    def rearrange(self, moves: Sequence[tuple[slice, slice]]) -> None:
+        """Copy rows, given as (to, from); all are read before any is written."""
+        written = {row for to, _ in moves for row in range(to.start, to.stop)}
+        overlap = any(row in written for _, by in moves for row in range(by.start, by.stop))
+        for buffer in self.buffers:
+            read = [buffer[by].clone() if overlap else buffer[by] for _, by in moves]
+            for (to, _), rows in zip(moves, read, strict=True):
+                buffer[to] = rows
 
     def get_seq_length(self) -> int:
         return 0  # positions and masks are always passed explicitly, and a prefill starts at 0
@@ -122,7 +153,7 @@ class RaggedLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name before transformers 5.2x
 
     def nbytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes if self.is_initialized else 0
+        return sum(buffer.nbytes for buffer in self.buffers) if self.is_initialized else 0
 
 
 class HybridLayer(RecurrentLayer, RaggedLayer):
@@ -145,6 +176,9 @@ class HybridLayer(RecurrentLayer, RaggedLayer):
 class RaggedCache(Cache, Rows):
     """Static KV buffers with per-row lengths.
 
+    Attributes:
+        order: index of each row in the buffers, if rows have to move before the next forward pass; else None.
+
     Args:
         config: the model's config: number of layers, and which of them have a sliding window.
         rows: batch size B (twice that under guidance).
@@ -166,6 +200,7 @@ class RaggedCache(Cache, Rows):
         ]
         self.sliding_window: int | None = getattr(text, "sliding_window", None)
         self.plan = WritePlan(rows, round_up(capacity, CAPACITY_BLOCK))
+        self.order: list[int] | None = None
         self.lengths = torch.zeros(rows, dtype=torch.long, device=device)
         # upper bound of max(lengths), known to the host: exact after each round's read, never too small
         self.longest = 0
@@ -193,6 +228,11 @@ class RaggedCache(Cache, Rows):
     def reserve(self, tokens: int) -> None:
         """Make room for tokens after those of the longest row."""
         self._reserve(self.longest + tokens)
+
+    @property
+    def buffer_rows(self) -> int:
+        """Number of rows for which all buffers have room."""
+        return min((len(layer.buffers[0]) for layer in self._initialized), default=self.rows)
 
     @property
     def is_initialized(self) -> bool:
@@ -251,31 +291,47 @@ class RaggedCache(Cache, Rows):
         """Empty the cache for another batch, keeping the addresses of its buffers."""
         self.plan.prefill_row, self.longest = None, 0
         self.lengths.zero_()
-        for layer in self.ragged:
-            if layer.is_initialized:  # to zeros, because masked entries are still multiplied and might be NaN
-                layer.keys.zero_()
-                layer.values.zero_()
+        for layer in self._initialized:
+            layer.keys.zero_()  # masked entries are still multiplied and might be NaN
+            layer.values.zero_()
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
-        copies = 1 if count is None else self.rows // count
-        return self._mapped(lambda buffer: select(buffer, rows, count), copies * len(rows))
+        size = self.rows if count is None else count
+        kept = [first + row for first in range(0, self.rows, size) for row in rows]
+        self._make_room(len(kept), self.plan.capacity)
+        part = self._mapped(lambda values: select(values, rows, count), len(kept))
+        part.order = kept if self.order is None else [self.order[row] for row in kept]
+        part._settle()
+        part._shrink()
+        return part
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        """Return these rows followed by those of `other`. After an error these rows are unchanged."""
         for cache in (self, other):
-            cache._reserve(max(self.plan.capacity, other.plan.capacity))
-        buffers = iter(other._buffers())
-        both = self._mapped(lambda buffer: concat(buffer, next(buffers), counts), self.rows + other.rows)
+            cache._settle()
+        rows = self.rows + other.rows
+        self._make_room(rows, max(self.plan.capacity, other.plan.capacity))
+        for layer, new in zip(self._initialized, other._initialized, strict=True):
+            layer.append(new)
+        values = iter(other._values())
+        both = self._mapped(lambda each: concat(each, next(values), counts), rows)
         both.longest = max(self.longest, other.longest)
+        # Under guidance, the second copy of these rows has to move. It does in the next forward pass: until
+        # then, an error leaves these rows as they are.
+        both.order = concat(list(range(self.rows)), list(range(self.rows, rows)), counts)
         return both
 
-    def _buffers(self) -> list[Tensor]:
-        """The lengths, and the buffers of all initialised layers."""
-        layers = [layer for layer in self.ragged if layer.is_initialized]
-        attended = [buffer for layer in layers for buffer in (layer.keys, layer.values)]
-        return [self.lengths, *attended, *(s for layer in self.recurrent for s in layer.committed.values())]
+    @property
+    def _initialized(self) -> list[RaggedLayer]:
+        """Layers with buffers: those that share another layer's keys and values have none."""
+        return [layer for layer in self.ragged if layer.is_initialized]
+
+    def _values(self) -> list[Tensor]:
+        """The lengths and the recurrent states, which have no free rows."""
+        return [self.lengths, *(state for layer in self.recurrent for state in layer.committed.values())]
 
     def _mapped(self, change: Callable[[Tensor], Tensor], rows: int) -> Self:
-        """Return a cache with `change` applied to the buffers, in the order of `_buffers`."""
+        """Return a cache of other rows in the same buffers, with `change` applied to each of `_values`."""
         changed = copy.copy(self)
         changed.plan = replace(self.plan, rows=rows)
         changed.lengths = change(self.lengths)
@@ -284,12 +340,54 @@ class RaggedCache(Cache, Rows):
         for layer in changed.ragged:
             layer.plan = changed.plan
             if layer.is_initialized:
-                layer.keys, layer.values = change(layer.keys), change(layer.values)
+                layer.hold(*layer.buffers)
         changed.recurrent = [layer for layer in changed.layers if isinstance(layer, RecurrentLayer)]
         for recurrent in changed.recurrent:
             recurrent.plan = changed.plan
             recurrent.committed = {key: change(state) for key, state in recurrent.committed.items()}
         return changed
+
+    def _settle(self) -> None:
+        """Move the rows to their order."""
+        if self.order is None:
+            return
+        first, moves = 0, []
+        for run in runs(self.order):
+            to = slice(first, first + run.stop - run.start)
+            moves += [(to, run)] if to != run else []
+            first = to.stop
+        for layer in self._initialized if moves else ():
+            layer.rearrange(moves)
+        self.order = None
+
+    def _make_room(self, rows: int, capacity: int) -> None:
+        """Grow the buffers, if necessary, for `rows` rows of `capacity` tokens."""
+        own = self.buffer_rows
+        if rows > own or capacity > self.plan.capacity:
+            self._resize(rows_of_graph(rows) if rows > own else own, max(capacity, self.plan.capacity))
+
+    def _shrink(self) -> None:
+        """Free most of the buffers when few rows are left, but keep room for as many again."""
+        rows = 2 * rows_of_graph(self.rows)
+        if 2 * rows <= self.buffer_rows:
+            with suppress(torch.OutOfMemoryError):  # larger buffers serve as well
+                self._resize(rows, self.plan.capacity)
+
+    def _resize(self, rows: int, capacity: int) -> None:
+        """Copy into buffers of other sizes, layer by layer, so that memory never holds all of them twice.
+
+        If memory runs out, the capacity is unchanged, and all rows are where they were.
+        """
+        before = self.plan.capacity
+        try:
+            for layer in self._initialized:
+                layer.resize(rows, capacity)
+        except RuntimeError:
+            for layer in self._initialized:
+                if layer.keys.shape[1] > before:
+                    layer.shorten(before)
+            raise
+        self.plan.capacity = capacity
 
     def begin_score(self, slots: Tensor, extent: int) -> None:
         """Prepare the next forward pass to write nodes after each row's committed tokens.
@@ -299,6 +397,7 @@ class RaggedCache(Cache, Rows):
                 overwritten.
             extent: number of slots that attention reads.
         """
+        self._settle()
         self._reserve(self.longest + extent)
         plan = self.plan
         plan.prefill_row, plan.tokens = None, slots.shape[1]
@@ -316,9 +415,8 @@ class RaggedCache(Cache, Rows):
         """
         if path is not None:
             buffers: dict[torch.device, list[Tensor]] = {}  # a device_map may put layers on several devices
-            for layer in self.ragged:
-                if layer.is_initialized:  # layers that share another layer's keys and values write none
-                    buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
+            for layer in self._initialized:
+                buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
             for device, together in buffers.items():
                 compact_cache(together, *(each.to(device) for each in (path, self.lengths, counts)))
         if self.recurrent:
@@ -367,11 +465,7 @@ class RaggedCache(Cache, Rows):
         return 0
 
     def _reserve(self, tokens: int) -> None:
-        if tokens <= self.plan.capacity:
-            return
-        self.plan.capacity = round_up(tokens, CAPACITY_BLOCK)
-        for layer in self.ragged:
-            layer.grow()
+        self._make_room(self.rows, round_up(tokens, CAPACITY_BLOCK))
 
 
 def check_layer_types(text: PreTrainedConfig) -> list[str]:
@@ -416,6 +510,13 @@ def mask_width(columns: int, device: torch.device) -> int:
     if device.type == "cuda":
         return max(WIDTH_BLOCK, 1 << (columns - 1).bit_length())
     return round_up(columns, WIDTH_BLOCK)
+
+
+def resized(batch: Tensor, rows: int, capacity: int) -> Tensor:
+    """Copy a batch [B, n, ...] into a new buffer [rows, capacity, ...] of zeros."""
+    buffer = batch.new_zeros(rows, capacity, *batch.shape[2:])
+    buffer[: len(batch), : batch.shape[1]] = batch
+    return buffer
 
 
 def round_up(value: int, block: int) -> int:

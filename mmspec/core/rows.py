@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import is_dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
 
-__all__ = ["RowField", "Rows", "concat", "lengthen", "named", "select"]
+__all__ = ["RowField", "Rows", "concat", "lengthen", "named", "runs", "select"]
 
 
 class RowField(NamedTuple):
@@ -113,10 +114,17 @@ def select(values: Any, rows: Sequence[int], count: int | None = None) -> Any:
         return values
     copies = 1 if count is None else len(values) // count
     if isinstance(values, Tensor):
-        index = torch.tensor(rows, dtype=torch.long, device=values.device)
-        return values.unflatten(0, (copies, -1)).index_select(1, index).flatten(0, 1)
+        each = values.unflatten(0, (copies, -1))
+        # slices, because an index would be a copy from the host for each value
+        return torch.cat([each[:, run] for run in runs(rows) or [slice(0)]], 1).flatten(0, 1)
     size = len(values) // copies
     return [values[copy * size + row] for copy in range(copies) for row in rows]
+
+
+def runs(rows: Sequence[int]) -> list[slice]:
+    """Split indices into slices of consecutive ones, in their order."""
+    starts = [place for place, row in enumerate(rows) if not place or row != rows[place - 1] + 1]
+    return [slice(rows[start], rows[end - 1] + 1) for start, end in pairwise([*starts, len(rows)])]
 
 
 def concat(

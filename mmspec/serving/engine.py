@@ -10,9 +10,9 @@ import contextlib
 import logging
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 from mmspec.errors import InputError, MMSpecError, NoRoomError
@@ -48,12 +48,18 @@ class Ticket:
     Args:
         prompt: prompt of all rows.
         settings: settings of each row.
+        queue: in which the rows wait.
         names: field names of the request by pipeline argument, for error messages.
     """
 
     def __init__(
-        self, prompt: Any, settings: Sequence[Keywords], names: Mapping[str, str] | None = None
+        self,
+        prompt: Any,
+        settings: Sequence[Keywords],
+        queue: WaitingRows,
+        names: Mapping[str, str] | None = None,
     ) -> None:
+        self.queue = queue
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.names = names or {}
@@ -65,15 +71,19 @@ class Ticket:
     async def entered(self, seconds: float) -> None:
         """Wait until every row has entered the batch; earlier text is kept.
 
+        Args:
+            seconds: how long to wait while no row leaves the queue. There is no limit while the queue moves:
+                its length is limited.
+
         Raises:
             RequestError: a timeout expired (504).
             Exception: the error of a refused row.
         """
-        waiting, early = {row.index for row in self.rows}, []
-        deadline = self.loop.time() + seconds
+        waiting, early, began = {row.index for row in self.rows}, [], monotonic()
         while waiting:
             index, event = await self._next(
-                deadline, f"the request did not enter the batch within wait_seconds={seconds:g}"
+                lambda: max(began, self.queue.last_move) + seconds,
+                f"no request entered the batch within wait_seconds={seconds:g}",
             )
             if event.error is not None:
                 raise event.error
@@ -92,31 +102,36 @@ class Ticket:
             RequestError: a timeout expired (504).
             Exception: the error of a failed row.
         """
-        running, deadline = len(self.rows), self.loop.time() + seconds
+        running, deadline = len(self.rows), monotonic() + seconds
         while running:
             index, event = await self._next(
-                deadline, f"the request was not finished within run_seconds={seconds:g}"
+                lambda: deadline, f"the request was not finished within run_seconds={seconds:g}"
             )
             if event.error is not None:
                 raise event.error
             running -= event.finish_reason is not None
             yield index, event
 
-    async def _next(self, deadline: float, what: str) -> tuple[int, Event]:
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await self.events.get()
-        except TimeoutError:
-            raise RequestError(
-                504, f"{what}; send a smaller request, or retry later", code="timeout"
-            ) from None
+    async def _next(self, deadline: Callable[[], float], what: str) -> tuple[int, Event]:
+        """Return the next event. The deadline may move meanwhile."""
+        while self.events.empty() and (left := deadline() - monotonic()) > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    return await self.events.get()
+        if self.events.empty():
+            raise RequestError(504, f"{what}; send a smaller request, or retry later", code="timeout")
+        return self.events.get_nowait()
 
 
 class WaitingRows:
-    """Bounded first-in, first-out queue of rows, closed when the worker ends."""
+    """Bounded first-in, first-out queue of rows, closed when the worker ends.
+
+    Attributes:
+        last_move: when a row last entered the batch or was refused, in `time.monotonic` seconds.
+    """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit, self.last_move = limit, 0.0
         self.changed = threading.Condition()
         self.is_closed = False
         self._rows: deque[Row] = deque()
@@ -205,7 +220,7 @@ class Engine:
         Raises:
             RequestError: the queue is full (429), or the worker has ended (503).
         """
-        ticket = Ticket(prompt, settings, names)
+        ticket = Ticket(prompt, settings, self.waiting, names)
         self.waiting.add(ticket.rows)
         return ticket
 
@@ -267,6 +282,7 @@ class Engine:
         else:
             self._running[handle] = row
             row.tell(event)
+        self.waiting.last_move = monotonic()
         return True
 
     def _hand_out(self, handle: Hashable, event: Event) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+import torch
 from fastapi.responses import JSONResponse
 
 from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
@@ -68,9 +69,18 @@ def as_request_error(error: BaseException, names: Mapping[str, str] | None = Non
         return RequestError(400, param + str(error).removeprefix(error.argument), param)
     if isinstance(error, UnsupportedModelError):
         return RequestError(400, str(error))
+    if is_out_of_memory(error):
+        text = "the device has too little memory for this request now; send a smaller one, or retry later"
+        return RequestError(503, text, code="out_of_memory", retry_after=1)
     if isinstance(error, NumericalError):
         return RequestError(500, "the model's logits are not finite; the server log has the details")
     return RequestError(500, "internal error; the server log has the details under this request id")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation by torch failed, on a device or on the host."""
+    on_host = isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+    return on_host or isinstance(error, torch.OutOfMemoryError)
 
 
 def error_response(error: BaseException) -> JSONResponse:

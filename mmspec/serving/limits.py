@@ -22,8 +22,9 @@ class ServerLimits:
         max_tokens: largest `max_tokens` of a request. A request without `max_tokens` uses the value of the
             model's generation config, or 256.
         max_choices: number of answers or images of one request (`n`).
-        max_waiting: number of rows that wait for a free row in the batch.
-        wait_seconds: seconds after which a waiting request fails.
+        max_waiting: number of rows that wait for a free row in the batch; further ones are refused.
+        wait_seconds: seconds without a row entering the batch after which waiting requests fail. By default
+            as long as `run_seconds`, after which every row is free.
         run_seconds: seconds after which a running request fails.
         idle_seconds: seconds for a client to send its body, or to read a part of the response.
         url_hosts: host names from which images may be downloaded. "*" allows every public host; by default
@@ -39,7 +40,7 @@ class ServerLimits:
     max_tokens: int = 4096
     max_choices: int = 10
     max_waiting: int = 64
-    wait_seconds: float = 30
+    wait_seconds: float = 300
     run_seconds: float = 300
     idle_seconds: float = 15
     url_hosts: frozenset[str] = frozenset()

@@ -152,7 +152,7 @@ def fan_out(one: RaggedCache, target: CausalTarget, rows: int, capacity: int) ->
     """Copy the cache of one prompt into each of many rows."""
     many = RaggedCache(target.config, rows, capacity, target.device)
     for source, layer in zip(one.ragged, many.ragged, strict=True):
-        layer.keys, layer.values = (t.repeat(rows, 1, 1, 1) for t in (source.keys, source.values))
+        layer.hold(*(buffer.repeat(rows, 1, 1, 1) for buffer in source.buffers))
         layer.is_initialized = True
     many.lengths += one.lengths
     many.longest = one.longest

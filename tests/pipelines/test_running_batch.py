@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.core import cache as cache_module
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.scenes import render, sample_scene
@@ -81,6 +83,99 @@ def test_text_of_each_request_is_that_of_a_call(text: Any, name: str) -> None:
         assert outputs[index].finish_reasons == single.finish_reasons
         assert outputs[index].stats.nfe == single.stats.nfe
         assert outputs[index].stats.acceptance_length == single.stats.acceptance_length
+
+
+def enter_and_leave(batch: Any, requests: list[dict[str, Any]], seed: int) -> dict[int, Any]:
+    """Let requests enter at random moments, and cancel two; the outputs of the others by number."""
+    chance, cancelled = random.Random(seed), 0
+    waiting, numbers, outputs = list(range(len(requests))), dict[int, int](), dict[int, Any]()
+    while waiting or batch.handles:
+        while waiting and batch.free >= 2 and (chance.random() < 0.5 or not batch.handles):
+            number = waiting.pop(0)
+            numbers[batch.enter(**requests[number])] = number
+        if len(batch.handles) > 1 and cancelled < 2 and chance.random() < 0.3:
+            batch.cancel(chance.choice(batch.handles))
+            cancelled += 1
+        for update in batch.step():
+            if update.output is not None:
+                outputs[numbers[update.handle]] = update.output
+        assert batch.handles == sorted(batch.handles)
+    return outputs
+
+
+RANDOM = {
+    **{("scenes-llava", name): {} for name in ("none", "copy", "draft_model", "eagle", "flash", "medusa")},
+    ("scenes-hybrid", "dflash"): {},
+}
+
+
+@pytest.mark.parametrize("source, name", RANDOM, ids=[f"{name} on {source}" for source, name in RANDOM])
+@pytest.mark.every(2)
+def test_text_of_requests_that_enter_and_leave_at_random(text: Any, source: str, name: str) -> None:
+    pipe = text if source == "scenes-llava" else MMSpecPipeline.from_pretrained(ASSETS / source)
+    pipe.set_accelerator(name, **({"drafter": medusa_for(pipe.target)} if name == "medusa" else {}))
+    requests: list[dict[str, Any]] = []
+    for number in range(10):
+        temperature = (0.0, 0.8, 1.3)[number % 3]
+        own = {"max_new_tokens": 1 + 5 * (number % 4), "temperature": temperature, "seed": number}
+        requests.append({"prompt": PROMPTS[number % 4], **own})
+    with pipe.running_batch(rows=6) as batch:
+        outputs = enter_and_leave(batch, requests, seed=len(name))
+    assert len(outputs) >= 8
+    for number, output in outputs.items():
+        alone = pipe(**requests[number])
+        assert output.tokens == alone.tokens and output.finish_reasons == alone.finish_reasons
+
+
+@pytest.mark.parametrize("name", ["none", "sjd:coupling=exact"])
+def test_guided_images_that_enter_and_leave_at_random(drawing: ImagePipeline, name: str) -> None:
+    method, _, coupling = name.partition(":coupling=")
+    drawing.set_accelerator(method, **({"coupling": coupling} if coupling else {}))
+    requests = [
+        {"prompt": None, "class_labels": 1 + seed % 4, "seed": seed, "guidance_scale": 2.0 + seed % 3}
+        | {"num_images_per_prompt": 1 + seed % 2}
+        for seed in range(7)
+    ]
+    with drawing.running_batch(rows=5) as batch:
+        outputs = enter_and_leave(batch, requests, seed=1)
+    assert len(outputs) >= 5
+    for number, output in outputs.items():
+        own = {key: value for key, value in requests[number].items() if key != "prompt"}
+        assert output.tokens == drawing(**own).tokens
+
+
+@pytest.mark.parametrize("name", ["draft_model", "eagle"])  # each has a cache of its own beside the target's
+def test_a_request_for_which_memory_runs_out_leaves_the_others_alone(
+    text: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text.set_accelerator(name)
+    requests = [{"prompt": prompt, "max_new_tokens": 20, "seed": 1} for prompt in PROMPTS[:3]]
+    requests[2]["max_new_tokens"] = 600  # needs more room for every row
+    alone = [text(**arguments).tokens for arguments in requests]
+    real, left, failed = cache_module.resized, 0, 0
+
+    def allocate(*arguments: Any) -> torch.Tensor:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise torch.OutOfMemoryError("planted")
+        return real(*arguments)
+
+    monkeypatch.setattr(cache_module, "resized", allocate)
+    with text.running_batch(rows=4) as batch:
+        for arguments in requests[:2]:
+            batch.enter(**arguments)
+        while len(batch.handles) == 2:
+            left = failed + 1
+            try:
+                batch.enter(**requests[2])
+            except torch.OutOfMemoryError:
+                failed += 1
+                assert batch.handles == [0, 1] and batch.free == 2
+        left = 0
+        outputs = run_more(batch)
+    assert failed > 4
+    assert [output.tokens for _, output in sorted(outputs.items())] == alone
 
 
 def test_images_of_each_request_are_those_of_a_call(drawing: ImagePipeline) -> None:

@@ -1,6 +1,8 @@
 """Many requests, clients that disconnect, and workers that fail."""
 
+import asyncio
 import gc
+import itertools
 import json
 import os
 import socket
@@ -12,7 +14,10 @@ from contextlib import contextmanager
 import openai
 import psutil
 import pytest
+import torch
 
+from mmspec.serving.engine import Ticket, WaitingRows
+from mmspec.serving.errors import RequestError
 from tests.serving.conftest import load, running, until
 
 PROMPT = "Describe the picture."
@@ -119,6 +124,51 @@ def test_a_request_that_is_refused_is_no_row_that_failed():
             with pytest.raises(openai.BadRequestError):
                 server.chat(PROMPT, extra_body=wrong)
         assert counted_as_failed(server) == 0
+
+
+def test_a_request_for_which_memory_runs_out_ends_alone(monkeypatch):
+    pipe = load("scenes-llava")
+    with running(pipelines={"scenes-llava": pipe}) as server:
+        alone = [ask(server, seed) for seed in range(4)]
+        prefill, count = pipe.target.prefill, itertools.count()
+
+        def allocate(*arguments, **keywords):
+            if next(count) == 2:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return prefill(*arguments, **keywords)
+
+        monkeypatch.setattr(pipe.target, "prefill", allocate)
+        with ThreadPoolExecutor(4) as threads:
+            together = list(threads.map(lambda seed: ask(server, seed), range(4)))
+        assert together.count("503") == 1
+        assert all(answer in ("503", alone[seed]) for seed, answer in enumerate(together))
+        assert counted_as_failed(server) == 1
+
+
+def test_64_requests_at_once_are_answered_with_the_default_limits():
+    with running("scenes-llava") as server, ThreadPoolExecutor(64) as threads:
+        answers = list(threads.map(lambda seed: ask(server, seed), range(64)))
+    assert not [answer for answer in answers if answer.isdigit()]
+
+
+def test_a_request_waits_while_the_queue_moves():
+    async def wait(moves: int) -> float:
+        queue = WaitingRows(8)
+        ticket, began = Ticket("", [{}], queue), time.monotonic()
+
+        async def move() -> None:
+            for _ in range(moves):
+                await asyncio.sleep(0.1)
+                queue.last_move = time.monotonic()
+
+        moving = asyncio.create_task(move())
+        with pytest.raises(RequestError, match="no request entered the batch within wait_seconds=0.5"):
+            await ticket.entered(0.5)
+        await moving
+        return time.monotonic() - began
+
+    assert asyncio.run(wait(0)) >= 0.5
+    assert asyncio.run(wait(10)) >= 1.5
 
 
 def test_health_tells_of_a_worker_that_has_died(server):
