@@ -93,7 +93,7 @@ class Batch(Rows, Generic[State]):
         timer.end("target")
         canvas.stats.draft_passes = self.session.passes
         first = draft.first(canvas.emitted)
-        scores = self.sampler(output.logits, draft, canvas.ids, first)
+        scores = self.sampler(output.logits, draft, canvas.history, first)
         noise = self.random.repeat(len(first)).during(self.round)
         verdict, measured = self.decoder.decide(draft, output, scores, noise, first)
         self.target.commit(self.state, draft, verdict, canvas.active)
@@ -144,7 +144,7 @@ def begin(
             draft = session.open(canvas)
             timer.end("draft")
             first = draft.first(canvas.emitted)
-            scores = sampler(prefill.logits, draft, canvas.ids, first)
+            scores = sampler(prefill.logits, draft, canvas.history, first)
             lanes, noise = draft.lanes, random.repeat(len(first))
             path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
             verdict = draft.verdict(path, scores.is_finite())
@@ -193,7 +193,7 @@ def speculate(
         yield prompts
         # A GPU starts the next round while the host reads this one, unless the next depends on the host.
         criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
-        decides = criteria or canvas.in_step or sampler.processors or not decoder.runs_ahead
+        decides = criteria or canvas.in_step or sampler.reads_ids or not decoder.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
         rounds: deque[tuple[Draft, Tensor, AnyDistribution, Verdict]] = deque()
         while not canvas.finished:
