@@ -12,14 +12,24 @@ from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 from transformers.generation import logits_process as lp
 
+from mmspec.core import loop
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.interfaces import Drafter
 from mmspec.core.lockstep import Lockstep
+from mmspec.core.plain import NoDrafter
 from mmspec.core.processors import KINDS, History, is_vectorized, steps_of
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
+from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.targets import CausalTarget
+from tests.contracts.checks import PROMPTS
+from tests.contracts.running import decode
 from tests.kernels.trees import path_up
-from tests.oracles import ragged_tree
+from tests.methods.eagle_checks import head_for
+from tests.oracles import RandomTreeDrafter, ragged_tree
+from tests.tiny_models import tiny_llama
 from tests.versions import OLDEST
 
 CPU = torch.device("cpu")
@@ -199,3 +209,64 @@ def test_the_history_of_a_canvas_follows_its_rows() -> None:
     joined = first.joined(second, (2, 1))
     assert joined.history.prompts.tolist() == [[-1, -1, 1, 2, 3], [-1, -1, -1, -1, 4], [5, 6, 7, 8, 9]]
     assert joined.part([1, 0], 3).history.prompts.tolist() == [[-1, -1, -1, -1, 4], [-1, -1, 1, 2, 3]]
+
+
+class ByNode(LogitsProcessor):
+    """Hides a list from the vectorized way, so that the host calls it for every node."""
+
+    def __init__(self, processors: LogitsProcessorList) -> None:
+        self.processors = processors
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return self.processors(input_ids, scores)
+
+
+def lists_for(prompts: Sequence[Sequence[int]]) -> list[LogitsProcessorList]:
+    """Lists that differ by row, with effects at the begin, along the output and at its end."""
+    rows = [
+        [lp.RepetitionPenaltyLogitsProcessor(1.7), lp.NoRepeatNGramLogitsProcessor(3)],
+        [
+            lp.ForcedBOSTokenLogitsProcessor(1),
+            lp.SequenceBiasLogitsProcessor({(5,): 2.0, (7,): 1.0}),
+            lp.RepetitionPenaltyLogitsProcessor(1.3, len(prompts[1])),
+            lp.MinNewTokensLengthLogitsProcessor(len(prompts[1]), 9, [3, 17, 40]),
+        ],
+        [],
+    ]
+    return [LogitsProcessorList(each) for each in rows]
+
+
+def head(target: CausalTarget) -> Drafter:
+    return EagleDrafter(head_for(target), num_draft_tokens=6, depth=2, top_k=2).fit(target)
+
+
+DRAFTERS: dict[str, Callable[[CausalTarget], Drafter]] = {
+    "none": lambda target: NoDrafter(),
+    "copy": lambda target: CopyDrafter(6, min_match=1),
+    "tree": lambda target: RandomTreeDrafter(6, target.vocabulary),
+    "eagle": head,
+}
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["", "ahead"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_outputs_are_those_of_calls_by_node(
+    name: str, temperature: float, ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "runs_by_itself", lambda device: ahead)
+    target, lists, seeds, late = CausalTarget(tiny_llama()), lists_for(PROMPTS), [5, 6, 7], set[int]()
+
+    def run(prompts: Sequence[Any], processors: Sequence[LogitsProcessorList], seeds: list[int]) -> list[Any]:
+        drafter, sampler = DRAFTERS[name](target), Sampler(temperature, processors=processors)
+        how = {"sampler": sampler, "max_new_tokens": 24, "seed": seeds, "end": [3, 17, 40]}
+        return decode(target, prompts, drafter, **how, watch=lambda canvas: late.add(canvas.unread)).outputs
+
+    found = run(PROMPTS, lists, seeds)
+    assert (1 in late) == (ahead and name in ("none", "eagle"))
+    late.clear()
+    assert found == run(PROMPTS, [LogitsProcessorList([ByNode(each)]) for each in lists], seeds)
+    assert late == {0}, "the host knows all tokens when it calls processors"
+    assert found != run(PROMPTS, [LogitsProcessorList()] * 3, seeds)
+    alone = [run([prompt], [each], [seed]) for prompt, each, seed in zip(PROMPTS, lists, seeds, strict=True)]
+    assert found == [output for row in alone for output in row]

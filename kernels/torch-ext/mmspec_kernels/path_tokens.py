@@ -93,15 +93,18 @@ def penalize_tokens(logits: Tensor, paths: Tensor, first: Tensor, penalty: Tenso
     """
     if use_triton(logits.device) and logits.dtype != torch.float64:
         return penalize_tokens_triton(logits, paths, first, penalty)
-    vocabulary = logits.shape[2]
+    rows, nodes, vocabulary = logits.shape
     counts = torch.arange(paths.shape[2], device=paths.device) >= first[:, None, None]
-    # ids that do not count go to an extra column that is dropped
-    ids = paths.where(counts & (paths >= 0), vocabulary).clamp(max=vocabulary)
-    scores = pad(logits, (0, 1))
-    found, by = scores.gather(2, ids), penalty[:, None, None]
+    counts = counts & (paths >= 0) & (paths < vocabulary)
+    start = torch.arange(0, logits.numel(), vocabulary, device=paths.device).view(rows, nodes, 1)
+    # ids that do not count go to an extra element that is dropped
+    place = torch.where(counts, start + paths, logits.numel())
+    scores = pad(logits.flatten(), (0, 1))
+    found, by = scores.take(place), penalty[:, None, None]
     divided = found * by.reciprocal() if found.is_cuda else found / by  # as torch divides by a number there
-    scores.scatter_(2, ids, torch.where(found < 0, found * by, divided).to(scores.dtype))
-    return scores[..., :-1].contiguous()
+    penalized = torch.where(found < 0, found * by, divided).to(scores.dtype)
+    scores.scatter_(0, place.flatten(), penalized.flatten())
+    return scores[:-1].view(logits.shape)
 
 
 @launcher
