@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -157,6 +158,9 @@ class NoRepeatedNGrams(Vectorized):
         return logits.masked_fill(excluded.scatter_(2, ids, True)[..., :-1], -math.inf)
 
 
+Biases = dict[tuple[int, ...], float]
+
+
 class SequenceBias(Vectorized):
     """Adds biases to the last tokens of sequences whose other tokens end the path; bad words have -inf.
 
@@ -165,46 +169,64 @@ class SequenceBias(Vectorized):
     """
 
     def __init__(self, rows: Sequence[Any], logits: Tensor) -> None:
-        biases = [dict[tuple[int, ...], float]() if item is None else item.sequence_bias for item in rows]
+        biases = [Biases() if item is None else item.sequence_bias for item in rows]
         vocabulary, device = logits.shape[2], logits.device
         for item, bias in zip(rows, biases, strict=True):
             if any(token >= vocabulary for sequence in bias for token in sequence):
                 item(torch.zeros(1, 1, dtype=torch.long, device=device), logits[:1, 0])
         one = torch.zeros(len(rows), 1, vocabulary)  # of single tokens
-        many = [list[tuple[tuple[int, ...], float]]() for _ in rows]
+        longer: list[list[Biases]] = []
         for row, bias in enumerate(biases):
-            by_length: dict[int, list[tuple[tuple[int, ...], float]]] = {}  # in the order of transformers
+            # in half precision, sums depend on the order: transformers adds one length after another
+            by_length: dict[int, Biases] = {}
             for sequence, value in bias.items():
-                by_length.setdefault(len(sequence), []).append((sequence, value))
-            for sequence, value in by_length.pop(1, ()):
+                by_length.setdefault(len(sequence), {})[sequence] = value
+            for sequence, value in by_length.pop(1, {}).items():
                 one[row, 0, sequence[0]] = value
-            many[row] = [each for group in by_length.values() for each in group]
+            longer.append([*by_length.values()])
         self.one = one.to(device, logits.dtype)
-        most = max(map(len, many))
-        self.longest = max((len(sequence) for row in many for sequence, _ in row), default=1) - 1
-        nothing: tuple[tuple[int, ...], float] = ((0,), 0.0)
-        padded = [row + [nothing] * (most - len(row)) for row in many]
+        steps = zip_longest(*longer, fillvalue=Biases())
+        self.steps = [EndingBias(step, device) for step in steps]
+
+    def __call__(self, logits: Tensor, paths: Paths) -> Tensor:
+        if not self.steps:
+            return logits + self.one
+        bias = self.one.repeat(1, logits.shape[1], 1)
+        for step in self.steps:
+            step.add_to(bias, paths)
+        return logits + bias
+
+
+class EndingBias:
+    """Biases of sequences of several tokens.
+
+    Args:
+        rows: the sequences of each of B rows, with their biases.
+    """
+
+    def __init__(self, rows: Sequence[Biases], device: torch.device) -> None:
+        most = max(map(len, rows))
+        self.before = max(len(sequence) for row in rows for sequence in row) - 1
+        nothing: list[tuple[tuple[int, ...], float]] = [((0,), 0.0)]
+        padded = [[*row.items(), *nothing * (most - len(row))] for row in rows]
         begins = [
             [
-                [ANYTHING] * (self.longest - len(sequence) + 1) + [*map(int, sequence[:-1])]
+                [ANYTHING] * (self.before - len(sequence) + 1) + [*map(int, sequence[:-1])]
                 for sequence, _ in row
             ]
             for row in padded
         ]
         self.begins = torch.tensor(begins, dtype=torch.long, device=device)[:, None]
-        self.ends = torch.tensor(
-            [[int(sequence[-1]) for sequence, _ in row] for row in padded], device=device
-        )
+        self.is_free = self.begins == ANYTHING
+        self.ends = torch.tensor([[int(each[-1]) for each, _ in row] for row in padded], device=device)
         values = [[value for _, value in row] for row in padded]
         self.values = torch.tensor(values, dtype=torch.float32, device=device)[:, None]
 
-    def __call__(self, logits: Tensor, paths: Paths) -> Tensor:
-        if not self.longest:
-            return logits + self.one
-        agrees = (self.begins == paths.last(self.longest)[:, :, None]) | (self.begins == ANYTHING)
-        values = torch.where(agrees.all(-1), self.values, 0.0).to(logits.dtype)
-        bias = self.one.repeat(1, logits.shape[1], 1)
-        return logits + bias.scatter_add_(2, self.ends[:, None].expand_as(values), values)
+    def add_to(self, bias: Tensor, paths: Paths) -> None:
+        """Add the biases of the sequences that the paths begin to bias [B, n, V], in place."""
+        agrees = (self.begins == paths.last(self.before)[:, :, None]) | self.is_free
+        values = torch.where(agrees.all(-1), self.values, 0.0).to(bias.dtype)
+        bias.scatter_add_(2, self.ends[:, None].expand_as(values), values)
 
 
 class Suppression(Vectorized):

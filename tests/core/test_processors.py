@@ -191,6 +191,21 @@ def test_lists_with_other_processors_are_called_as_before() -> None:
     assert torch.equal(sampler.processed(logits, draft, history), one_by_one(rows, logits, draft, history))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_biases_of_one_token_are_added_in_the_order_of_transformers(dtype: torch.dtype) -> None:
+    """Sums of rounded numbers depend on the order: first by length, in the order in which lengths occur."""
+    draw, ones = random.Random(5), [1] * 6
+    history = History.of_prompts([ones], CPU)
+    draft = Tree.chain(torch.ones(1, 3, dtype=torch.long), DraftKind.POINT)
+    for _ in range(20):
+        lengths = draw.sample(range(5), 5)
+        given = {(*ones[:length], 4): draw.uniform(-3, 3) for length in lengths}
+        lists = [LogitsProcessorList([lp.SequenceBiasLogitsProcessor(given)])]
+        logits = torch.full((1, 3, V), draw.uniform(-1, 1), dtype=dtype)
+        found = Sampler(processors=lists).processed(logits, draft, history)
+        assert torch.equal(found, one_by_one(lists, logits, draft, history))
+
+
 def test_a_bias_outside_the_vocabulary_is_refused_as_by_transformers() -> None:
     draw = random.Random(4)
     history, draft = random_history(draw, 1), random_draft(draw, 1, 3, False)
