@@ -38,7 +38,10 @@ READING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_d
 MOVING = {"index_select", "cat", "index_copy_", "copy_", "clone"}
 HOST_READS = ("tolist", "numpy", "__array__")
 #: Launches of a kernel that has more than one.
-LAUNCHES = {"verify_chain": 2, "sample_tokens": 2, "reject_tree": 2, "redraw": 2, "warp_logits": 2}
+LAUNCHES = {
+    **{"verify_chain": 2, "sample_tokens": 2, "reject_tree": 2, "redraw": 2, "warp_logits": 2},
+    "penalize_tokens": 2,
+}
 #: Functions that return tensors made of numbers on the host, and so copy them to the device.
 COPYING = {torch: ("tensor", "as_tensor", "from_numpy"), Tensor: ("new_tensor",)}
 

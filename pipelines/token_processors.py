@@ -1,8 +1,8 @@
 """Logits processors and stopping criteria, built by transformers' own code.
 
-A processor that depends on the tokens of its row alone is called for every node of a draft, one row at a
-time. Any other processor may keep state or depend on the batch; it is called as in `generate`, in lock step,
-and the call is decoded without drafts.
+A processor that depends on the tokens of its row alone acts on every node of a draft: on all at once, if
+`mmspec.core.processors` knows it, else on one at a time. Any other processor may keep state or depend on the
+batch; it is called as in `generate`, in lock step, and the call is decoded without drafts.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from transformers.generation import logits_process
 from mmspec.call_fields import CUTOFFS, SHAPING, TOKEN_IDS, WORDS, CallField, check_fields
 from mmspec.core.canvas import Stopping
 from mmspec.core.lockstep import Lockstep
+from mmspec.core.processors import is_known
 from mmspec.core.sampling import Sampler, values_of
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
@@ -209,7 +210,8 @@ def with_processors(
 
     shaping = check_shaping(shaping, model.config.get_text_config(decoder=True).vocab_size)
     bare, kept = sampler, truncations(sampler, len(prompts))
-    mine = {id(item.callback): item for item in user}
+    # those of transformers that act on all nodes at once need no check
+    mine = {id(item.callback): item for item in user if not is_known(item.callback)}
     own = LogitsProcessorList([item.callback for item in user])
 
     def build(ids: list[list[int]], row: int, mask: list[list[int]] | None = None) -> LogitsProcessorList:

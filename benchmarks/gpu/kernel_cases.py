@@ -128,6 +128,17 @@ def _matched(rows: int, nodes: int) -> Arguments:
     return tokens, tokens.clone(), parents, tokens == 0, ancestors, depth, _levels(nodes)
 
 
+def _path_tokens(rows: int, nodes: int) -> Arguments:
+    tokens, _, ancestors, depth = _trees(rows, nodes)
+    prompts, output = torch.ones(rows, 1024, dtype=torch.long), torch.ones(rows, 1024, dtype=torch.long)
+    return prompts, output, torch.full((rows,), 512), tokens, ancestors, depth, _levels(nodes)
+
+
+def _penalized(rows: int, nodes: int, vocabulary: int) -> Arguments:
+    paths, first = torch.randint(vocabulary, (rows, nodes, 1024)), torch.zeros(rows, dtype=torch.long)
+    return torch.randn(rows, nodes, vocabulary), paths, first, torch.full((rows,), 1.05)
+
+
 def _drafted(rows: int, nodes: int, vocabulary: int) -> Arguments:
     p, q = (torch.rand(rows, nodes, vocabulary) for _ in range(2))
     p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
@@ -302,6 +313,22 @@ CASES = (
         arguments=_matched,
         least=lambda rows, nodes: Cost(rows * nodes * (49 + nodes)),
         floor="rows x nodes x (49 + nodes) bytes: tokens, choices, parents, depths, ancestors, paths",
+    ),
+    KernelCase(
+        op="path_tokens",
+        shapes=TREES,
+        tiny=TREE,
+        arguments=_path_tokens,
+        least=lambda rows, nodes: Cost(8 * rows * (2048 + nodes * 2048)),
+        floor="rows x (1 + nodes) x 2,048 x 8 bytes: tokens read once, written for each node",
+    ),
+    KernelCase(
+        op="penalize_tokens",
+        shapes=tuple({"rows": rows, "nodes": 60, "vocabulary": 151_936} for rows in (1, 8)),
+        tiny={"rows": 2, "nodes": 3, "vocabulary": 12},
+        arguments=_penalized,
+        least=lambda rows, nodes, vocabulary: Cost(8 * rows * nodes * (vocabulary + 1024)),
+        floor="rows x nodes x (vocabulary + 1,024) x 8 bytes: logits read and written, tokens read",
     ),
     KernelCase(
         op="reject_tree",

@@ -18,6 +18,7 @@ from transformers import StoppingCriteriaList
 from mmspec.core.draft import Draft
 from mmspec.core.indexing import pick, put, take
 from mmspec.core.lockstep import Lockstep
+from mmspec.core.processors import History, pad_in_front
 from mmspec.core.rows import RowField, Rows, named
 from mmspec.core.statistics import DecodingStats
 from mmspec.core.verdict import MILLIONTHS, Fill, Measured, Path, Verdict
@@ -125,6 +126,7 @@ class Canvas(Rows):
         *("stopping", "ids", "prompt_lengths", "drafted", "finish_reasons", "errors", "output_lengths"),
         *("stats", "_line", "decided", "is_draft", "active", "emitted", "_limits"),
         RowField("_ends", NO_TOKEN),
+        RowField("_prompts", NO_TOKEN, newest_last=True),
     )
 
     def __init__(
@@ -142,6 +144,7 @@ class Canvas(Rows):
         self.is_draft = torch.zeros_like(self.decided)
         line = [[prompt[-1], 0] for prompt in prompts]
         self._line = torch.tensor(line, dtype=torch.long, device=device).reshape(rows, 2)
+        self._prompts = pad_in_front(prompts, device)
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
@@ -156,6 +159,11 @@ class Canvas(Rows):
     @property
     def tokens(self) -> Tensor:
         return self._line[:, 1:]
+
+    @property
+    def history(self) -> History:
+        """The committed tokens of all rows; logits processors depend on them."""
+        return History(self.ids, self._prompts, self.tokens, self.emitted)
 
     @property
     def finished(self) -> bool:

@@ -142,7 +142,7 @@ class Batch(Rows, Generic[State]):
         output = self.target.score(self.state, draft)
         end("target")
         first = draft.first(canvas.emitted)
-        scores = self.sampler(output.logits, draft, canvas.ids, first)
+        scores = self.sampler(output.logits, draft, canvas.history, first)
         round = self.round if self.counter is None else self.counter.next()
         noise = self.random.repeat(len(first)).during(round)
         verdict, measured = self.decoder.decide(draft, output, scores, noise, first)
@@ -209,7 +209,7 @@ def begin(
             draft = session.open(canvas)
             timer.end("draft")
             first = draft.first(canvas.emitted)
-            scores = sampler(prefill.logits, draft, canvas.ids, first)
+            scores = sampler(prefill.logits, draft, canvas.history, first)
             lanes, noise = draft.lanes, random.repeat(len(first))
             path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
             verdict = draft.verdict(path, scores.is_finite())
@@ -262,7 +262,7 @@ def speculate(
         yield prompts
         # A GPU starts the next round while the host reads this one, unless the next depends on the host.
         criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
-        decides = criteria or canvas.in_step or sampler.processors or not decoder.runs_ahead
+        decides = criteria or canvas.in_step or sampler.reads_ids or not decoder.runs_ahead
         late = 1 if runs_by_itself(target.device) and not decides else 0
         if late and not is_watched:
             batch.use_graphs()

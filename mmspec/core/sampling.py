@@ -31,6 +31,7 @@ from mmspec.core.distributions import AnyDistribution, Scores
 from mmspec.core.draft import Block, Draft, Tree
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.once import once
+from mmspec.core.processors import History, Paths, Vectorized, is_vectorized, vectorize
 from mmspec.core.rows import Rows, named
 from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
@@ -69,22 +70,25 @@ class RowSettings(Rows, ABC):
         """Logits processors of the rows; empty for samplers of vectors."""
         return ()
 
+    @once
+    def reads_ids(self) -> bool:
+        """True if the host has to know all committed tokens: it calls a row's processors itself."""
+        return not all(map(is_vectorized, self.processors))
+
     @property
     def is_guided(self) -> bool:
         """True if any row uses guidance, which also scores the unconditional prompts."""
         return bool(getattr(self, "guidance_scale", 1.0) != 1.0)
 
     @abstractmethod
-    def __call__(
-        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
-    ) -> AnyDistribution:
+    def __call__(self, logits: Tensor, draft: Draft, history: History, first: Tensor) -> AnyDistribution:
         """Turn the target's output at the nodes of a draft into distributions.
 
         Args:
             logits: [B, n, V], or [2B, n, V] under guidance: conditional rows, then unconditional ones.
                 Parameters or conditions [.., n, D] for targets of vectors.
             draft: the scored nodes, in T chains.
-            history: B lists of committed token ids, prompt and root included.
+            history: the committed tokens of the B rows.
             first: [T] output index of depth 1.
         """
 
@@ -145,8 +149,9 @@ class Sampler(RowSettings):
         top_p: keep the smallest set of most likely tokens whose mass reaches top_p.
         min_p: keep tokens at least min_p times as likely as the most likely one.
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
-        processors: empty, or for each row a list of transformers logits processors, which are called for
-            every node with the token ids on that node's path. A `Lockstep`, shared by its rows, is called
+        processors: empty, or for each row a list of transformers logits processors, which act on every node
+            with the token ids on that node's path: a list of known ones for all nodes at once, see
+            `is_vectorized`, any other by a call for each node. A `Lockstep`, shared by its rows, is called
             once for their roots. Out-of-order decoding supports only the processors of `edges_of`.
 
     Raises:
@@ -206,9 +211,7 @@ class Sampler(RowSettings):
             values_of(self.guidance_scale),
         )
 
-    def __call__(
-        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
-    ) -> Scores:
+    def __call__(self, logits: Tensor, draft: Draft, history: History, first: Tensor) -> Scores:
         """Turn a target's logits into distributions; the logits are warped when a rule first reads them."""
         shape = draft.lanes.valid.shape
         if self.processors:
@@ -222,11 +225,29 @@ class Sampler(RowSettings):
         """Apply guidance to the model's logits, [B or 2B, n, V] -> [B, n, V]."""
         return warp_logits(logits, Warping((0.0,), guidance_scale=self.warping.guidance_scale))
 
-    def processed(self, logits: Tensor, draft: Tree, history: Sequence[Sequence[int]]) -> Tensor:
-        """Apply processors to every node with the token ids of that node's own path.
+    def processed(self, logits: Tensor, draft: Tree, history: History) -> Tensor:
+        """Apply processors to every node with the token ids of that node's own path."""
+        paths = Paths(draft, history)
+        for step in self._vectorized(logits):
+            logits = step(logits, paths)
+        return self.called_by_node(logits, draft, history.ids) if self.reads_ids else logits
 
-        Penalties depend on the path, so that each node is one call with one row, and the host reads the draft
-        once more. Only requests with processors pay this cost.
+    def _vectorized(self, logits: Tensor) -> list[Vectorized]:
+        """Processors of the rows whose lists are known, with constants for such logits."""
+        key = logits.device, logits.dtype, logits.shape[-1]
+        if key not in self._prepared:
+            known: list[Any] = [each if is_vectorized(each) else () for each in self.processors]
+            self._prepared[key] = vectorize(known, logits)
+        return self._prepared[key]
+
+    @once
+    def _prepared(self) -> dict[tuple[object, ...], list[Vectorized]]:
+        return {}
+
+    def called_by_node(self, logits: Tensor, draft: Tree, history: Sequence[Sequence[int]]) -> Tensor:
+        """Apply the processors of the other rows.
+
+        Each node is one call with one row, and the host reads the draft once more.
         """
         tokens, ancestors = draft.tokens.tolist(), draft.ancestors.tolist()
         processed = logits.clone()
@@ -236,7 +257,9 @@ class Sampler(RowSettings):
             if isinstance(processors, Lockstep):
                 in_step.setdefault(processors, []).append(row)
                 continue
-            for node, reached in enumerate(ancestors[row] if processors else ()):
+            if is_vectorized(processors):
+                continue
+            for node, reached in enumerate(ancestors[row]):
                 path = [tokens[row][j] for j in range(1, node + 1) if reached[j]]
                 ids: Any = torch.tensor([[*committed, *path]], device=logits.device)
                 processed[row, node] = processors(ids, logits[row, node][None].clone())[0]

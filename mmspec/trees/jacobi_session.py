@@ -22,6 +22,7 @@ from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.image_grid import FREE, Layout, require_grid
 from mmspec.core.indexing import pick
 from mmspec.core.interfaces import AnyTarget, DraftSession, Request, TargetOutput
+from mmspec.core.processors import History
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import Sampler
@@ -210,8 +211,8 @@ class JacobiSession(DraftSession):
         # The prompt is a window of one node, whose distribution is the edge of the first real window.
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Tree.chain(token, drafter.kind)
-        tokens = [request.prompt_tokens for request in requests]
-        scores = batch.sampler(logits, draft, tokens, torch.zeros_like(token[:, 0]))
+        history = History.of_prompts([request.prompt_tokens for request in requests], device)
+        scores = batch.sampler(logits, draft, history, torch.zeros_like(token[:, 0]))
         self._keep(replace(draft, q=self._drawn_from(token, scores.p)), scores, token[:, 0])
 
     def rows_changed(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from mmspec.call_fields import ABOVE_ZERO
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import AnyDraft
+from mmspec.core.processors import History
 from mmspec.core.rows import named
 from mmspec.core.sampling import RowSettings, check_setting, read_setting, values_of
 from mmspec.errors import InputError
@@ -66,9 +67,7 @@ class DenoisingSampler(RowSettings):
         """Return these settings for another model with the `Target` interface, with its own head."""
         return replace(self, source=model.denoiser)
 
-    def __call__(
-        self, conditions: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
-    ) -> Denoising:
+    def __call__(self, conditions: Tensor, draft: Draft, history: History, first: Tensor) -> Denoising:
         """Turn a model's conditions, [B, n, D] or [2B, n, D] under guidance, into distributions."""
         nodes = conditions.view(1 + self.is_guided, *draft.lanes.valid.shape, conditions.shape[-1])
         scale, temperature = (self._of_nodes(name, nodes[0]) for name in ("guidance_scale", "temperature"))

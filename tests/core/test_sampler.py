@@ -14,6 +14,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from transformers.generation import logits_process as lp
 
 from mmspec.core.draft import DraftKind, Tree
+from mmspec.core.processors import History
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from tests.contracts import edge_checks
@@ -24,11 +25,12 @@ from tests.oracles import OracleDrafter, RandomTreeDrafter
 
 ROOT = Tree.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
 FIRST = torch.zeros(1, dtype=torch.long)  # output index that the root predicts
+START = History.of_prompts([[0]], torch.device("cpu"))
 
 
 def warp(sampler: Sampler, logits: Tensor) -> Tensor:
     """[V] logits -> [V] probabilities."""
-    return sampler(logits[None, None], ROOT, [[0]], FIRST).p[0, 0]
+    return sampler(logits[None, None], ROOT, START, FIRST).p[0, 0]
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -62,7 +64,7 @@ def test_guidance_is_u_plus_s_times_c_minus_u(seed: int, scale: float) -> None:
     logits = torch.randn(2, 1, 9, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     logits = logits if scale != 1.0 else logits[:1]  # where guidance is off, one prompt is read
     sampler = Sampler(0.7, top_k=5, guidance_scale=scale)
-    distribution = sampler(logits, ROOT, [[0]], FIRST).p[0, 0]
+    distribution = sampler(logits, ROOT, START, FIRST).p[0, 0]
     expected = reference_distribution(logits, sampler)[0]
     assert torch.allclose(distribution, expected, rtol=0, atol=1e-12)
 
@@ -70,7 +72,7 @@ def test_guidance_is_u_plus_s_times_c_minus_u(seed: int, scale: float) -> None:
 def test_ties_go_to_the_lowest_id_and_greedy_is_one_hot() -> None:
     logits = torch.tensor([1.0, 4.0, 4.0, 2.0])
     assert warp(Sampler(), logits).tolist() == [0, 1, 0, 0]
-    scores = Sampler()(logits[None, None], ROOT, [[0]], FIRST)
+    scores = Sampler()(logits[None, None], ROOT, START, FIRST)
     assert scores.choose(ROOT, None, FIRST).item() == 1  # type: ignore[arg-type]
 
 
@@ -135,7 +137,7 @@ def test_processors_come_before_temperature_and_after_guidance() -> None:
     bias = lp.SequenceBiasLogitsProcessor({(1,): 1.0})
     logits = torch.randn(2, 1, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     sampler = Sampler(0.5, guidance_scale=2.0, processors=[LogitsProcessorList([bias])])
-    distribution = sampler(logits, ROOT, [[0]], FIRST).p[0, 0]
+    distribution = sampler(logits, ROOT, START, FIRST).p[0, 0]
     conditional, unconditional = logits.log_softmax(-1)[:, 0]
     guided = unconditional + 2.0 * (conditional - unconditional) + torch.tensor([0.0, 1.0, 0.0])
     assert torch.allclose(distribution, (guided / 0.5).softmax(-1))

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from mmspec.kernels.gated_delta import KEY_BLOCK, VALUE_BLOCK
+from mmspec.kernels.path_tokens import BLOCK
 from mmspec.kernels.residual_block import STAGES, STATISTICS, WARPS, tile_of
 from mmspec.kernels.tree_attention import configuration
 
@@ -191,6 +192,13 @@ def of_trees() -> Iterator[Kernel]:
     for what, absent in product((given, found, deepest), ({}, {"ancestors_ptr": None, "depth_ptr": None})):
         sizes = {"NODES": 512, "STEPS": 64, "BLOCK": 2}
         yield Kernel("tree_path", "_path_kernel", types, sizes | what | absent)
+    types = longs("prompts", "output", "emitted", "tokens", "depth", "paths", "first")
+    for absent in ({}, {"ancestors_ptr": None, "depth_ptr": None}):
+        sizes = {"NODES": 64, "BLOCK": BLOCK} | absent
+        yield Kernel("path_tokens", "_path_tokens_kernel", types | {"ancestors_ptr": "*i8"}, sizes)
+    for of_logits in TYPES.values():
+        those = types | dict.fromkeys(("logits_ptr", "penalized_ptr"), of_logits)
+        yield Kernel("path_tokens", "_penalize_kernel", those, {"BLOCK": BLOCK, "DIVIDES": False})
     for path, block, word in ((8, 256, 1), (64, 32, 4)):
         types, sizes = longs("table", "path", "lengths", "counts"), {"PATH": path, "BLOCK": block}
         held = ["bar.sync"]  # all loads come before the stores

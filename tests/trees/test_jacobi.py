@@ -224,7 +224,7 @@ def test_proposing_reads_nothing_from_the_device(init: str) -> None:
         with counted_reads() as reads:
             for _ in range(2):
                 draft = session.propose(canvas)
-                scores = SAMPLER(torch.zeros(1, drafter.max_nodes, 64), draft, canvas.ids, canvas.emitted)
+                scores = SAMPLER(torch.zeros(1, drafter.max_nodes, 64), draft, canvas.history, canvas.emitted)
                 verdict = default_rule(drafter).verify(draft, scores, random, canvas.emitted)
                 session.observe(draft, TargetOutput(scores.logits), scores, verdict)
         assert not reads

@@ -11,6 +11,7 @@ from .gated_delta import gated_delta_tree
 from .groups import rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
 from .ordering import best
+from .path_tokens import path_tokens, penalize_tokens
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .redraw import redraw
 from .residual_block import gated_linear, modulated_linear
@@ -33,6 +34,8 @@ __all__ = [
     "nearby_mass",
     "nearby_prefix",
     "path_to",
+    "path_tokens",
+    "penalize_tokens",
     "philox4x32",
     "philox_gumbel",
     "philox_uniform",

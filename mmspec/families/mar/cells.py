@@ -161,7 +161,7 @@ class CellModelSession(CellOrderSession):
         self.passes += 1
         one = self._cells(cell[:, None], canvas, *self._progress(self.lanes[lane : lane + 1]))
         conditions = self.drafter.model.score(self.state, one).logits
-        predicted: Denoising = self.sampler(conditions, one, canvas.ids, cell)
+        predicted: Denoising = self.sampler(conditions, one, canvas.history, cell)
         token, q = predicted.at(torch.zeros_like(cell)).candidate(self.random, cell, Purpose.DRAFT)
         if self.drafter.last_noise or q.drawn is None:
             return token, q

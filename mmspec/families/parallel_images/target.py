@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Block, Draft, Nodes
 from mmspec.core.interfaces import Drafter, TargetOutput
+from mmspec.core.processors import History
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.llamagen.target import LlamaGenTarget
@@ -72,9 +73,7 @@ class CellSampler(Sampler):
             rule = f"must be {' or '.join(map(repr, SCHEDULES))}"
             raise InputError("guidance_schedule", self.guidance_schedule, rule)
 
-    def __call__(
-        self, logits: Tensor, draft: Draft, history: Sequence[Sequence[int]], first: Tensor
-    ) -> Scores:
+    def __call__(self, logits: Tensor, draft: Draft, history: History, first: Tensor) -> Scores:
         rises = self.guidance_schedule == "rising" and self.is_guided
         if not rises or not isinstance(draft, CellGroup) or not draft.starts.shape[1]:
             return super().__call__(logits, draft, history, first)

@@ -64,7 +64,7 @@ class VectorModelSession(DraftSession):
         output = self.drafter.model.score(self.state, chain)
         self.state.cache.commit(None, torch.ones_like(self.prompt_lengths))
         self.state.cache.longest += 1
-        scores: Distribution = self.sampler(output.logits, chain, canvas.ids, canvas.emitted + depth)
+        scores: Distribution = self.sampler(output.logits, chain, canvas.history, canvas.emitted + depth)
         return scores.at(torch.zeros_like(canvas.emitted))
 
 
