@@ -71,6 +71,7 @@ FEW = {"rows": 2, "vocabulary": 40}
 TREES, TREE = ({"rows": 1, "nodes": 64}, {"rows": 16, "nodes": 64}), {"rows": 2, "nodes": 7}
 HEADS = ({"rows": 2, "width": 1024}, {"rows": 2, "width": 1536}, {"rows": 64, "width": 1536})
 HEAD = {"rows": 2, "width": 16}
+WIDTHS = ({"rows": 1, "width": 4096}, {"rows": 60, "width": 4096})
 
 
 def _key() -> Tensor:
@@ -188,6 +189,24 @@ def _neighbours(rows: int, vocabulary: int, neighbours: int) -> Arguments:
 def _prefix(rows: int, vocabulary: int, neighbours: int) -> Arguments:
     given = _neighbours(rows, vocabulary, neighbours)
     return *given, _token(rows, vocabulary), torch.full((1, 1), 0.1)
+
+
+def _states(rows: int, width: int, count: int) -> list[Tensor]:
+    return list(torch.randn(count, rows, width).to(torch.bfloat16))
+
+
+def _norm(rows: int, width: int) -> Arguments:
+    x, residual, weights = _states(rows, width, 3)
+    return x, residual, weights[0], 1e-6
+
+
+def _rotary(rows: int, heads: int, key_heads: int, nodes: int, dim: int = 128) -> Arguments:
+    states = torch.randn(rows, nodes, heads + 2 * key_heads, dim).to(torch.bfloat16)
+    cos = states[:1, :, 0].clone()
+    buffers = torch.zeros(2, rows, 1024, key_heads, dim, dtype=torch.bfloat16)
+    slots = (torch.arange(rows)[:, None] * 1024 + torch.arange(nodes)).flatten()
+    split = (heads, key_heads, key_heads)
+    return *states.split(split, 2), cos, cos, slots, *buffers.unbind(0)
 
 
 def _two(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -380,6 +399,40 @@ CASES = (
         arguments=_transition,
         least=lambda rows, width: Cost(20 * rows * width),
         floor="rows x width x 5 x 4 bytes: state, two predictions, noise, next state",
+    ),
+    KernelCase(
+        op="rms_norm",
+        shapes=WIDTHS,
+        tiny=HEAD,
+        arguments=lambda **shape: _norm(**shape)[1:],
+        least=lambda rows, width: Cost(4 * rows * width),
+        floor="rows x width x 2 x 2 bytes: states and their norm",
+    ),
+    KernelCase(
+        op="add_rms_norm",
+        shapes=WIDTHS,
+        tiny=HEAD,
+        arguments=_norm,
+        least=lambda rows, width: Cost(8 * rows * width),
+        floor="rows x width x 4 x 2 bytes: states, residual, sum and its norm",
+    ),
+    KernelCase(
+        op="rotate_into_cache",
+        shapes=tuple(
+            {"rows": rows, "heads": 32, "key_heads": 32, "nodes": nodes} for rows, nodes in ((1, 60), (8, 1))
+        ),
+        tiny={"rows": 1, "heads": 4, "key_heads": 2, "nodes": 3},
+        arguments=_rotary,
+        least=lambda rows, heads, key_heads, nodes: Cost(512 * rows * nodes * (heads + 2 * key_heads)),
+        floor="rows x nodes x 512 bytes x (heads + 2 key heads), read and written",
+    ),
+    KernelCase(
+        op="silu_mul",
+        shapes=({"rows": 1, "width": 11_008}, {"rows": 60, "width": 11_008}),
+        tiny=HEAD,
+        arguments=lambda rows, width: tuple(_states(rows, width, 2)),
+        least=lambda rows, width: Cost(6 * rows * width),
+        floor="rows x width x 3 x 2 bytes: gate, up and product",
     ),
     KernelCase(
         op="nearby_mass",
