@@ -37,7 +37,14 @@ READING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_d
 MOVING = {"index_select", "cat", "index_copy_", "copy_", "clone"}
 HOST_READS = ("tolist", "numpy", "__array__")
 #: Launches of a kernel that has more than one.
-LAUNCHES = {"verify_chain": 2, "sample_tokens": 2, "reject_tree": 2, "redraw": 2, "warp_logits": 2}
+LAUNCHES = {
+    "tree_attention": 2,
+    "verify_chain": 2,
+    "sample_tokens": 2,
+    "reject_tree": 2,
+    "redraw": 2,
+    "warp_logits": 2,
+}
 #: Functions that return tensors made of numbers on the host, and so copy them to the device.
 COPYING = {torch: ("tensor", "as_tensor", "from_numpy"), Tensor: ("new_tensor",)}
 
@@ -133,7 +140,8 @@ class SimulatedGPU(TorchDispatchMode):
         if name in READING:
             self._read(name)
         out = func(*args, **kwargs)
-        if not func.is_view and name not in ALLOCATING:
+        is_view = func.is_view and shares_memory(out, args[0])  # `to` and `reshape` may copy
+        if not is_view and name not in ALLOCATING:
             self._launch(name, 1, (func, args, kwargs, out))
         return out
 
@@ -223,6 +231,12 @@ class SimulatedGPU(TorchDispatchMode):
 
 def nothing() -> None:
     """A further launch of a kernel that has several."""
+
+
+def shares_memory(views: Any, base: Tensor) -> bool:
+    """Whether all tensors of a view operator's result lie in its argument's memory."""
+    address = base.untyped_storage().data_ptr()
+    return all(x.untyped_storage().data_ptr() == address for x in tree_leaves(views))
 
 
 def overwrite(old: Any, new: Any) -> None:
