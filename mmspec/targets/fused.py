@@ -59,8 +59,8 @@ def fused_attention(module: Any, own: AnyFunction) -> AnyFunction:
             query, key = module.q_norm(query), module.k_norm(key)
         cache = next(kwargs[name] for name in CACHE_NAMES if name in kwargs)
         layer = cache.layers[module.layer_idx]
-        states = layer.update_rotated(query, key, value, *position_embeddings)
-        attended, _ = attend(module, *states, attention_mask, scaling=module.scaling)
+        query, keys, values = layer.update_rotated(query, key, value, *position_embeddings)
+        attended, _ = attend(module, query, keys, values, attention_mask, scaling=module.scaling)
         return module.o_proj(attended.flatten(2)), None
 
     return forward
