@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["Ceilings", "Cost", "attempt", "measure_ceilings", "seconds_of"]
+__all__ = ["Ceilings", "Cost", "Row", "measure_ceilings", "seconds_of"]
 
 L2_BYTES = 256 * 2**20  # written between two calls, so that no input is in a cache
 
@@ -101,11 +101,25 @@ def seconds_of(
     return float(median(begin.elapsed_time(end) / 1000 for begin, end in pairs))
 
 
-def attempt(
-    row: dict[str, Any], measure: Callable[[], dict[str, Any]], failure: str = "error"
-) -> dict[str, Any]:
-    """Return a row with what was measured or what went wrong, so that one row does not cost the others."""
-    try:
-        return row | measure()
-    except Exception as error:
-        return row | {failure: f"{type(error).__name__}: {error}"[:500]}
+@dataclass(frozen=True)
+class Row:
+    """A row of a record, which is measured if there is time for it.
+
+    Attributes:
+        labels: what is measured.
+        measure: returns the figures.
+        seconds: that this takes on a GPU, roughly; a row that needs more than is left is skipped.
+        failure: name of the column that says what went wrong.
+    """
+
+    labels: dict[str, Any]
+    measure: Callable[[], dict[str, Any]]
+    seconds: float = 5.0
+    failure: str = "error"
+
+    def measured(self) -> dict[str, Any]:
+        """Return the labels with the figures or with what went wrong, so that rows fail alone."""
+        try:
+            return self.labels | self.measure()
+        except Exception as error:
+            return self.labels | {self.failure: f"{type(error).__name__}: {error}"[:500]}

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.ceilings import Cost
 from mmspec import kernels
 
-__all__ = ["CASES", "KernelCase", "Shape"]
+__all__ = ["ATTENTION_PEERS", "CASES", "KernelCase", "Shape"]
 
 Shape = Mapping[str, int]
 Arguments = tuple[Any, ...]
@@ -151,6 +153,37 @@ def _attention(rows: int, heads: int, key_heads: int, nodes: int, length: int, d
     visible = torch.ones(nodes, nodes, dtype=torch.int32).tril().expand(rows, -1, -1).contiguous()
     first = torch.zeros(rows, nodes, dtype=torch.int32)
     return query, key, value, first, lengths, visible, dim**-0.5
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor, visible: Tensor, scale: float
+) -> Any:
+    """SDPA of the same draft, with a dense mask; all lengths are equal."""
+    committed = visible.new_ones(*visible.shape[:2], k.shape[2] - visible.shape[2])
+    mask = torch.cat([committed, visible], -1).bool()[:, None]
+    return lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor, visible: Tensor, scale: float
+) -> Any:
+    """FlexAttention of the same draft, compiled on a GPU; its block mask is made once."""
+    before, sees = k.shape[2] - visible.shape[2], visible.bool()
+
+    def seen(row: Tensor, head: Tensor, node: Tensor, column: Tensor) -> Tensor:
+        return (column < before) | sees[row, node, (column - before).clamp_min(0)]
+
+    blocks = create_block_mask(seen, len(q), None, q.shape[2], k.shape[2], device=q.device.type)
+    attend = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
+    return lambda: attend(q, k, v, block_mask=blocks, scale=scale, enable_gqa=True)
+
+
+#: Ways to compute `tree_attention`: arguments -> a call without arguments.
+ATTENTION_PEERS: dict[str, Callable[..., Callable[[], Any]]] = {
+    "tree_attention": lambda *given: lambda: kernels.tree_attention(*given).transpose(1, 2),
+    "sdpa": _sdpa,
+    "flex": _flex,
+}
 
 
 def _delta(rows: int, nodes: int, heads: int, dim: int = 128) -> Arguments:

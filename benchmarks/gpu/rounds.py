@@ -5,8 +5,9 @@ Weights may be random: a round takes as long whatever its tokens are, and random
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from time import perf_counter
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.ceilings import Cost
 from mmspec.accelerator import pair
@@ -27,6 +29,7 @@ from mmspec.targets.memory import cached_bytes
 
 __all__ = ["RoundShape", "RoundTime", "cost_of_round", "measure_round", "random_requests"]
 
+LAUNCHING = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")  # calls, by how their names begin
 SAMPLER = Sampler(temperature=1.0)  # a random model repeats itself under greedy decoding, and drafts with it
 
 
@@ -47,6 +50,7 @@ class RoundTime:
     target: float
     draft: float
     verify: float
+    launches: float | None = None  # of kernels and graphs, a round; None off CUDA
 
     @property
     def rest(self) -> float:
@@ -55,18 +59,19 @@ class RoundTime:
 
 
 class FixedDrafter(Drafter, DraftSession):
-    """Proposes a chain of the same random tokens in every round.
+    """Proposes a tree of the same random tokens in every round.
 
     Args:
         nodes: of a draft, its root included.
         vocabulary: V of the target.
+        children: of every node; 1 for a chain.
     """
 
-    kind = DraftKind.POINT
     runs_ahead = True
 
-    def __init__(self, nodes: int, vocabulary: int) -> None:
-        self.max_nodes = nodes
+    def __init__(self, nodes: int, vocabulary: int, children: int = 1) -> None:
+        self.max_nodes, self.children, self.branches = nodes, children, children > 1
+        self.kind = DraftKind.COUPLED if self.branches else DraftKind.POINT
         self.vocabulary = vocabulary
 
     def start(
@@ -79,7 +84,13 @@ class FixedDrafter(Drafter, DraftSession):
         return self
 
     def propose(self, canvas: Canvas) -> Draft:
-        return Tree.chain(torch.cat([canvas.root[:, None], self.tokens], 1), self.kind)
+        chain = Tree.chain(torch.cat([canvas.root[:, None], self.tokens], 1), self.kind)
+        if not self.branches:
+            return chain
+        order = torch.arange(self.max_nodes, device=self.tokens.device)
+        parents = ((order - 1).clamp_min(0) // self.children).expand_as(chain.parents)
+        depth = math.ceil(math.log(self.max_nodes * (self.children - 1) + 1, self.children)) - 1
+        return replace(chain, parents=parents, max_depth=depth, max_children=self.children)
 
 
 def random_requests(target: Any, shape: RoundShape) -> list[Request]:
@@ -128,7 +139,19 @@ def measure_round(
     stats = times.pop()
     forwards = stats.target_forwards - 1
     parts = (stats.target_seconds, stats.draft_seconds, stats.verify_seconds)
-    return RoundTime(median(times), *(part / forwards for part in parts))
+    launches = count_launches(target, drafter, requests, sampler) if target.device.type == "cuda" else None
+    return RoundTime(median(times), *(part / forwards for part in parts), launches)
+
+
+def count_launches(target: Any, drafter: Drafter, requests: list[Request], sampler: Sampler) -> float:
+    """Launches of kernels and graphs by the host in a round, as torch.profiler counts them."""
+    rounds = _rounds(target, drafter, requests, 8, sampler)
+    for _ in islice(rounds, 3):  # the prefill, and what runs once
+        pass
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in islice(rounds, 4):
+            pass
+    return sum(event.count for event in seen.key_averages() if event.key.startswith(LAUNCHING)) / 4
 
 
 def _rounds(
