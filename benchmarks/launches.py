@@ -48,7 +48,7 @@ from mmspec.plugins import METHODS
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CapturedForward
 
-__all__ = ["SCENARIOS", "Scenario", "count_moves", "count_rounds"]
+__all__ = ["SCENARIOS", "Scenario", "count_layer", "count_moves", "count_rounds"]
 
 WARM_UP, ROUNDS = 8, 8
 LAYERS = 4
@@ -73,10 +73,10 @@ class Scenario:
     sampler: Sampler = field(default_factory=Sampler)
 
 
-def llama(head_dim: int = 8) -> CausalTarget:
-    """A Llama with 4 layers and two queries for each key head."""
+def llama(layers: int = LAYERS, head_dim: int = 8) -> CausalTarget:
+    """A Llama with two queries for each key head."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": LAYERS}
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers}
     sizes["head_dim"] = head_dim
     heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
     model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, max_position_embeddings=2048))
@@ -128,7 +128,7 @@ def count_rounds(scenario: Scenario, gpu: SimulatedGPU, compiled: bool = True) -
     """Decode a batch on a simulated GPU, and yield the counts of each round; the first is the prefill's."""
     target = scenario.target()
     if compiled:
-        target.steps = CapturedForward(target.model, target.forward)
+        target.steps = CapturedForward(target.model, target._step)
     accelerator = scenario.accelerator(target)
     requests = random_requests(target, RoundShape(scenario.rows, 1, scenario.context))
     random = RandomStream.from_seed(0, scenario.rows, target.device)
@@ -169,6 +169,16 @@ def count_moves(scenario: Scenario, gpu: SimulatedGPU) -> dict[str, dict[str, fl
     }
 
 
+def count_layer() -> int:
+    """Count the launches that a layer of a Llama adds to a captured scoring forward pass."""
+    captured = []
+    for layers in (1, 2):
+        with SimulatedGPU() as gpu:
+            rounds = islice(count_rounds(Scenario(partial(llama, layers), plain), gpu), 4)
+            captured.append([each.captured for each in rounds][-1])
+    return captured[1] - captured[0]
+
+
 def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     eager: Annotated[bool, typer.Option(help="Count without compiled steps.")] = False,
@@ -198,10 +208,12 @@ def main(
             for move, counts in count_moves(scenario, gpu).items():
                 rows[f"{name}, one {move}"] = counts
                 moved.add_row(f"{name}, one {move}", *(f"{value:.3g}" for value in counts.values()))
+    layer = count_layer()
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps({**rows, "layer": layer}, indent=1))
     else:
         Console().print(table, moved)
+        Console().print(f"launches of a captured target for each layer: {layer}")
 
 
 if __name__ == "__main__":

@@ -39,7 +39,12 @@ MOVING = {"index_select", "cat", "index_copy_", "copy_", "clone"}
 HOST_READS = ("tolist", "numpy", "__array__")
 #: Launches of a kernel that has more than one.
 LAUNCHES = {
-    **{"verify_chain": 2, "sample_tokens": 2, "reject_tree": 2, "redraw": 2, "warp_logits": 2},
+    "tree_attention": 2,
+    "verify_chain": 2,
+    "sample_tokens": 2,
+    "reject_tree": 2,
+    "redraw": 2,
+    "warp_logits": 2,
     "penalize_tokens": 2,
 }
 #: Functions that return tensors made of numbers on the host, and so copy them to the device.
@@ -119,7 +124,11 @@ class SimulatedGPU(TorchDispatchMode):
             (philox, "uniforms_on_host", philox._uniforms_in_torch),
             (ordering, "_sort_on_host", ordering._sort_in_torch),
             (ordering, "_largest_on_host", ordering._largest_in_torch),
-            (Report, "send", lambda numbers, *how: Report(numbers.clone(), None, *how)),  # the copy to the host
+            (
+                Report,
+                "send",
+                lambda numbers, *how: Report(numbers.clone(), None, *how),
+            ),  # the copy to the host
             (torch.cuda, "Stream", lambda *_: None),
             (torch.cuda, "graph_pool_handle", lambda: None),
             *((Tensor, name, self._reading(getattr(Tensor, name))) for name in HOST_READS),

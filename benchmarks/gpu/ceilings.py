@@ -1,4 +1,4 @@
-"""Measured limits of a device, in bytes and operations per second, and timing of single calls."""
+"""Ceilings of a device, measured: bytes copied and operations done a second; and timing of single calls."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import torch
 
-__all__ = ["Ceilings", "Cost", "attempt", "measure_ceilings", "seconds_of"]
+__all__ = ["Ceilings", "Cost", "Row", "measure_ceilings", "seconds_of"]
 
-L2_BYTES = 256 * 2**20  # bytes written between two calls, so that no input is in the L2 cache
+L2_BYTES = 256 * 2**20  # written between two calls, so that no input is in a cache
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Limits of a device.
+    """The most that a device does.
 
     Attributes:
-        bytes_per_second: bytes read and written by a large copy.
-        flops_per_second: operations of a large matrix product; a multiply-add counts as two.
+        bytes_per_second: read and written together, by a large copy.
+        flops_per_second: of a large matrix product, a multiply-add being two.
     """
 
     bytes_per_second: float
@@ -30,13 +30,13 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Cost:
-    """Least work of a computation: bytes moved, and floating-point operations."""
+    """Least work of a computation: bytes that must be moved and operations that must be done."""
 
     bytes: int
     flops: int = 0
 
     def floor(self, ceilings: Ceilings) -> float:
-        """Return the least seconds that the computation takes on a device."""
+        """Seconds below which it cannot be done."""
         return max(self.bytes / ceilings.bytes_per_second, self.flops / ceilings.flops_per_second)
 
 
@@ -47,9 +47,9 @@ def measure_ceilings(
 
     Args:
         device: a CPU or a GPU.
-        dtype: dtype of the matrices.
-        copied: bytes of the copy; by default more than the caches of the device.
-        width: width of the square matrices; by default large enough to be efficient.
+        dtype: of the matrices.
+        copied: bytes of the copy; beyond what caches hold if None.
+        width: of the square matrices; large enough to be efficient if None.
     """
     on_gpu = device.type == "cuda"
     source = torch.ones(copied or (2**31 if on_gpu else 2**27), dtype=torch.uint8, device=device)
@@ -69,14 +69,14 @@ def seconds_of(
     warm_up: int = 3,
     cold: bool = False,
 ) -> float:
-    """Return the median seconds of a call, measured with events on a GPU.
+    """Time a call: median seconds, by events on a GPU.
 
     Args:
-        work: the function to call.
-        device: the device that it uses.
-        repeats: number of timed calls.
-        warm_up: number of calls before them.
-        cold: whether the caches of a GPU are overwritten before each call.
+        work: what to call.
+        device: that it works on.
+        repeats: calls that are timed.
+        warm_up: calls before, which are not.
+        cold: whether a GPU's caches are overwritten before each call.
     """
     for _ in range(warm_up):
         work()
@@ -101,11 +101,25 @@ def seconds_of(
     return float(median(begin.elapsed_time(end) / 1000 for begin, end in pairs))
 
 
-def attempt(
-    row: dict[str, Any], measure: Callable[[], dict[str, Any]], failure: str = "error"
-) -> dict[str, Any]:
-    """Return a row with its measurements, or with the error as `failure`, so that other rows still run."""
-    try:
-        return row | measure()
-    except Exception as error:
-        return row | {failure: f"{type(error).__name__}: {error}"[:500]}
+@dataclass(frozen=True)
+class Row:
+    """A row of a record, which is measured if there is time for it.
+
+    Attributes:
+        labels: what is measured.
+        measure: returns the figures.
+        seconds: that this takes on a GPU, roughly; a row that needs more than is left is skipped.
+        failure: name of the column that says what went wrong.
+    """
+
+    labels: dict[str, Any]
+    measure: Callable[[], dict[str, Any]]
+    seconds: float = 5.0
+    failure: str = "error"
+
+    def measured(self) -> dict[str, Any]:
+        """Return the labels with the figures or with what went wrong, so that rows fail alone."""
+        try:
+            return self.labels | self.measure()
+        except Exception as error:
+            return self.labels | {self.failure: f"{type(error).__name__}: {error}"[:500]}

@@ -12,11 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.gpu.ceilings import Cost
 from mmspec import kernels
 
-__all__ = ["CASES", "KernelCase", "Shape"]
+__all__ = ["ATTENTION_PEERS", "CASES", "KernelCase", "Shape"]
 
 Shape = Mapping[str, int]
 Arguments = tuple[Any, ...]
@@ -71,6 +73,7 @@ FEW = {"rows": 2, "vocabulary": 40}
 TREES, TREE = ({"rows": 1, "nodes": 64}, {"rows": 16, "nodes": 64}), {"rows": 2, "nodes": 7}
 HEADS = ({"rows": 2, "width": 1024}, {"rows": 2, "width": 1536}, {"rows": 64, "width": 1536})
 HEAD = {"rows": 2, "width": 16}
+WIDTHS = ({"rows": 1, "width": 4096}, {"rows": 60, "width": 4096})
 
 
 def _key() -> Tensor:
@@ -163,6 +166,37 @@ def _attention(rows: int, heads: int, key_heads: int, nodes: int, length: int, d
     return query, key, value, first, lengths, visible, dim**-0.5
 
 
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor, visible: Tensor, scale: float
+) -> Any:
+    """SDPA of the same draft, with a dense mask; all lengths are equal."""
+    committed = visible.new_ones(*visible.shape[:2], k.shape[2] - visible.shape[2])
+    mask = torch.cat([committed, visible], -1).bool()[:, None]
+    return lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=True)
+
+
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, first: Tensor, lengths: Tensor, visible: Tensor, scale: float
+) -> Any:
+    """FlexAttention of the same draft, compiled on a GPU; its block mask is made once."""
+    before, sees = k.shape[2] - visible.shape[2], visible.bool()
+
+    def seen(row: Tensor, head: Tensor, node: Tensor, column: Tensor) -> Tensor:
+        return (column < before) | sees[row, node, (column - before).clamp_min(0)]
+
+    blocks = create_block_mask(seen, len(q), None, q.shape[2], k.shape[2], device=q.device.type)
+    attend = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
+    return lambda: attend(q, k, v, block_mask=blocks, scale=scale, enable_gqa=True)
+
+
+#: Ways to compute `tree_attention`: arguments -> a call without arguments.
+ATTENTION_PEERS: dict[str, Callable[..., Callable[[], Any]]] = {
+    "tree_attention": lambda *given: lambda: kernels.tree_attention(*given).transpose(1, 2),
+    "sdpa": _sdpa,
+    "flex": _flex,
+}
+
+
 def _delta(rows: int, nodes: int, heads: int, dim: int = 128) -> Arguments:
     q, k, v = (torch.randn(rows, nodes, heads, dim) for _ in range(3))
     g, beta = (torch.rand(rows, nodes, heads) for _ in range(2))
@@ -199,6 +233,24 @@ def _neighbours(rows: int, vocabulary: int, neighbours: int) -> Arguments:
 def _prefix(rows: int, vocabulary: int, neighbours: int) -> Arguments:
     given = _neighbours(rows, vocabulary, neighbours)
     return *given, _token(rows, vocabulary), torch.full((1, 1), 0.1)
+
+
+def _states(rows: int, width: int, count: int) -> list[Tensor]:
+    return list(torch.randn(count, rows, width).to(torch.bfloat16))
+
+
+def _norm(rows: int, width: int) -> Arguments:
+    x, residual, weights = _states(rows, width, 3)
+    return x, residual, weights[0], 1e-6
+
+
+def _rotary(rows: int, heads: int, key_heads: int, nodes: int, dim: int = 128) -> Arguments:
+    states = torch.randn(rows, nodes, heads + 2 * key_heads, dim).to(torch.bfloat16)
+    cos = states[:1, :, 0].clone()
+    buffers = torch.zeros(2, rows, 1024, key_heads, dim, dtype=torch.bfloat16)
+    slots = (torch.arange(rows)[:, None] * 1024 + torch.arange(nodes)).flatten()
+    split = (heads, key_heads, key_heads)
+    return *states.split(split, 2), cos, cos, slots, *buffers.unbind(0)
 
 
 def _two(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -407,6 +459,40 @@ CASES = (
         arguments=_transition,
         least=lambda rows, width: Cost(20 * rows * width),
         floor="rows x width x 5 x 4 bytes: state, two predictions, noise, next state",
+    ),
+    KernelCase(
+        op="rms_norm",
+        shapes=WIDTHS,
+        tiny=HEAD,
+        arguments=lambda **shape: _norm(**shape)[1:],
+        least=lambda rows, width: Cost(4 * rows * width),
+        floor="rows x width x 2 x 2 bytes: states and their norm",
+    ),
+    KernelCase(
+        op="add_rms_norm",
+        shapes=WIDTHS,
+        tiny=HEAD,
+        arguments=_norm,
+        least=lambda rows, width: Cost(8 * rows * width),
+        floor="rows x width x 4 x 2 bytes: states, residual, sum and its norm",
+    ),
+    KernelCase(
+        op="rotate_into_cache",
+        shapes=tuple(
+            {"rows": rows, "heads": 32, "key_heads": 32, "nodes": nodes} for rows, nodes in ((1, 60), (8, 1))
+        ),
+        tiny={"rows": 1, "heads": 4, "key_heads": 2, "nodes": 3},
+        arguments=_rotary,
+        least=lambda rows, heads, key_heads, nodes: Cost(512 * rows * nodes * (heads + 2 * key_heads)),
+        floor="rows x nodes x 512 bytes x (heads + 2 key heads), read and written",
+    ),
+    KernelCase(
+        op="silu_mul",
+        shapes=({"rows": 1, "width": 11_008}, {"rows": 60, "width": 11_008}),
+        tiny=HEAD,
+        arguments=lambda rows, width: tuple(_states(rows, width, 2)),
+        least=lambda rows, width: Cost(6 * rows * width),
+        floor="rows x width x 3 x 2 bytes: gate, up and product",
     ),
     KernelCase(
         op="nearby_mass",

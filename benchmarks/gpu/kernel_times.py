@@ -1,25 +1,24 @@
-"""Times of the ops of `mmspec.kernels`, with their lower bounds and the times of plain torch."""
+"""Times of the ops of `mmspec.kernels`, beside their floors and the same in plain torch."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
 from unittest.mock import patch
 
 import torch
 
-from benchmarks.gpu.ceilings import Ceilings, attempt, seconds_of
-from benchmarks.gpu.kernel_cases import CASES, KernelCase, Shape
+from benchmarks.gpu.ceilings import Ceilings, Row, seconds_of
+from benchmarks.gpu.kernel_cases import ATTENTION_PEERS, CASES, KernelCase, Shape
 
-__all__ = ["time_kernels"]
+__all__ = ["time_attention", "time_kernels"]
 
-LAUNCHES = 20  # calls in a graph, so that launches overlap with the kernels before
+LAUNCHES = 20  # in a graph: one is launched while the one before runs
 
 
 def in_graph(work: Callable[[], object]) -> Callable[[], object]:
-    """Capture `LAUNCHES` calls in a CUDA graph, and return the function that replays it."""
+    """Capture `LAUNCHES` calls in a CUDA graph; return its replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -35,19 +34,39 @@ def in_graph(work: Callable[[], object]) -> Callable[[], object]:
 
 def time_kernels(
     device: torch.device, ceilings: Ceilings, *, tiny: bool = False, cases: Sequence[KernelCase] = CASES
-) -> Iterator[dict[str, Any]]:
-    """Time every case as single calls of the op, in a CUDA graph, and in plain torch.
+) -> Iterator[Row]:
+    """Time every case: as the op is called here, in a CUDA graph, and the same in plain torch.
 
     Yields:
-        A row for each shape, in seconds: `seconds` of a call with cold caches, launch included; `graph` of a
-        call in a graph with warm caches (None without CUDA); `peer` of the same in plain torch; `floor`; and
-        `over_floor`, the ratio of the fastest way to the floor. A row of an op that fails has `error`.
+        A row for each shape: seconds of a call (caches overwritten before, launch included), of one of many
+        in a graph (caches warm; None off CUDA), of the peer; the floor, and the ratio of the best to it. Or
+        `error`, so that one op does not cost the others.
     """
     for case in cases:
         for shape in (case.tiny,) if tiny else case.shapes:
             floor = case.cost(shape).floor(ceilings)
             row = {"op": case.op, "shape": dict(shape), "formula": case.floor, "floor": floor}
-            yield attempt(row, partial(_times, case, shape, floor, device))
+            yield Row(row, partial(_times, case, shape, floor, device))
+
+
+def time_attention(device: torch.device, ceilings: Ceilings, *, tiny: bool = False) -> Iterator[Row]:
+    """Time `tree_attention`, and torch's own attention of the same draft: SDPA with a mask, FlexAttention.
+
+    Yields:
+        A row for each shape and way: seconds of a call (caches overwritten before), and the floor.
+    """
+    case = next(case for case in CASES if case.op == "tree_attention")
+    for shape in (case.tiny,) if tiny else case.shapes:
+        for way, prepare in ATTENTION_PEERS.items():
+            row = {"way": way, "shape": dict(shape), "floor": case.cost(shape).floor(ceilings)}
+            yield Row(row, partial(_attention, case, shape, prepare, device), 20 if way == "flex" else 3)
+
+
+def _attention(
+    case: KernelCase, shape: Shape, prepare: Callable[..., Callable[[], object]], device: torch.device
+) -> dict[str, float]:
+    work = prepare(*case.make(shape, device))
+    return {"seconds": seconds_of(work, device, repeats=30, cold=True)}
 
 
 def _times(case: KernelCase, shape: Shape, floor: float, device: torch.device) -> dict[str, float | None]:

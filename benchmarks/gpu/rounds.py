@@ -1,12 +1,13 @@
-"""Time of a round of the loop, by batch size, nodes and context, and its lower bound.
+"""Time of a round of the loop: a draft of so many nodes behind so many tokens, beside its floor.
 
-The weights may be random: the time of a round does not depend on its tokens, and random drafts are rejected.
+Weights may be random: a round takes as long whatever its tokens are, and random drafts are refused.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
 from time import perf_counter
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.ceilings import Cost
 from mmspec.accelerator import pair
@@ -27,12 +29,13 @@ from mmspec.targets.memory import cached_bytes
 
 __all__ = ["RoundShape", "RoundTime", "cost_of_round", "measure_round", "random_requests"]
 
-SAMPLER = Sampler(temperature=1.0)  # with greedy decoding, a random model repeats itself and accepts drafts
+LAUNCHING = ("cudaLaunchKernel", "cuLaunchKernel", "cudaGraphLaunch")  # calls, by how their names begin
+SAMPLER = Sampler(temperature=1.0)  # a random model repeats itself under greedy decoding, and drafts with it
 
 
 @dataclass(frozen=True)
 class RoundShape:
-    """Size of a round: rows, nodes of each row's draft (root included), and tokens before the draft."""
+    """Size of a round: rows, nodes of each one's draft (root included), and tokens before them."""
 
     batch: int = 1
     nodes: int = 1
@@ -41,32 +44,34 @@ class RoundShape:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Median seconds of a round, and mean seconds of its parts."""
+    """Seconds of a round, and of its parts: median of the whole, means of the parts."""
 
     seconds: float
     target: float
     draft: float
     verify: float
+    launches: float | None = None  # of kernels and graphs, a round; None off CUDA
 
     @property
     def rest(self) -> float:
-        """Seconds outside the three parts: for the loop, the canvas, and waiting for the device."""
+        """Seconds outside the three parts: the loop, the canvas, and waiting for the device."""
         return max(0.0, self.seconds - self.target - self.draft - self.verify)
 
 
 class FixedDrafter(Drafter, DraftSession):
-    """Proposes a chain of the same random tokens in every round.
+    """Proposes a tree of the same random tokens in every round.
 
     Args:
-        nodes: nodes of a draft, root included.
-        vocabulary: vocabulary size of the target.
+        nodes: of a draft, its root included.
+        vocabulary: V of the target.
+        children: of every node; 1 for a chain.
     """
 
-    kind = DraftKind.POINT
     runs_ahead = True
 
-    def __init__(self, nodes: int, vocabulary: int) -> None:
-        self.max_nodes = nodes
+    def __init__(self, nodes: int, vocabulary: int, children: int = 1) -> None:
+        self.max_nodes, self.children, self.branches = nodes, children, children > 1
+        self.kind = DraftKind.COUPLED if self.branches else DraftKind.POINT
         self.vocabulary = vocabulary
 
     def start(
@@ -79,11 +84,17 @@ class FixedDrafter(Drafter, DraftSession):
         return self
 
     def propose(self, canvas: Canvas) -> Draft:
-        return Tree.chain(torch.cat([canvas.root[:, None], self.tokens], 1), self.kind)
+        chain = Tree.chain(torch.cat([canvas.root[:, None], self.tokens], 1), self.kind)
+        if not self.branches:
+            return chain
+        order = torch.arange(self.max_nodes, device=self.tokens.device)
+        parents = ((order - 1).clamp_min(0) // self.children).expand_as(chain.parents)
+        depth = math.ceil(math.log(self.max_nodes * (self.children - 1) + 1, self.children)) - 1
+        return replace(chain, parents=parents, max_depth=depth, max_children=self.children)
 
 
 def random_requests(target: Any, shape: RoundShape) -> list[Request]:
-    """Make prompts of random tokens; for a LlamaGen, of a class and image tokens, with negative prompts."""
+    """Prompts of random tokens; of a LlamaGen, a class and a part of the image, and a negative prompt."""
     noise = torch.Generator().manual_seed(1)
     rows = torch.randint(target.vocabulary, (shape.batch, 1, shape.context), generator=noise)
     if target.grid is None:
@@ -110,15 +121,14 @@ def measure_round(
     warm_up: int = 2,
     drafter: Drafter | None = None,
 ) -> RoundTime:
-    """Time rounds of the loop, including the work of the host but not the prefill.
+    """Time rounds of the loop, the host's work included; prefill is not timed.
 
     Args:
-        target: a target with any weights.
-        shape: size of every round.
-        rounds: number of timed rounds.
-        sampler: the sampler of the call.
-        warm_up: rounds of a call before, in which kernels are compiled.
-        drafter: a drafter with as many nodes as the shape; None for random tokens, which cost no time.
+        target: of a model of any weights.
+        shape: of every round.
+        rounds: that are timed, after a call of `warm_up` rounds, in which kernels are compiled.
+        sampler: as of `speculate`.
+        drafter: of as many nodes as the shape says; None proposes random tokens, at no cost.
     """
     requests = random_requests(target, shape)
     drafter = drafter or FixedDrafter(shape.nodes, target.vocabulary)
@@ -129,13 +139,25 @@ def measure_round(
     stats = times.pop()
     forwards = stats.target_forwards - 1
     parts = (stats.target_seconds, stats.draft_seconds, stats.verify_seconds)
-    return RoundTime(median(times), *(part / forwards for part in parts))
+    launches = count_launches(target, drafter, requests, sampler) if target.device.type == "cuda" else None
+    return RoundTime(median(times), *(part / forwards for part in parts), launches)
+
+
+def count_launches(target: Any, drafter: Drafter, requests: list[Request], sampler: Sampler) -> float:
+    """Launches of kernels and graphs by the host in a round, as torch.profiler counts them."""
+    rounds = _rounds(target, drafter, requests, 8, sampler)
+    for _ in islice(rounds, 3):  # the prefill, and what runs once
+        pass
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in islice(rounds, 4):
+            pass
+    return sum(event.count for event in seen.key_averages() if event.key.startswith(LAUNCHING)) / 4
 
 
 def _rounds(
     target: Any, drafter: Drafter, requests: list[Request], count: int, sampler: Sampler
 ) -> Iterator[Any]:
-    """Yield the seconds of each round of one call, then its statistics."""
+    """Seconds of each round of one call, and its statistics at the end."""
     accelerator = pair("timed", drafter).fit(target)
     random = RandomStream.from_seed(0, len(requests), target.device)
     is_refused = isinstance(drafter, FixedDrafter)
@@ -151,13 +173,11 @@ def _rounds(
 
 
 def cost_of_round(target: Any, shape: RoundShape, guided: bool = False) -> dict[str, Cost]:
-    """Return the least work of a round, by part.
+    """Floor of a round: what the target and what the verification must move and compute at least.
 
-    Returns:
-        - `target`: each weight is read once, except for the embedding table. The keys and values of the
-          context are read, and those of the nodes are written. Each weight has two operations per token;
-          the products of attention are added.
-        - `verify`: logits are written once and read once.
+    target: every weight once (of the embedding table only the rows of the tokens), keys and values of the
+    context once, those of the nodes written; two operations for each weight and token, and the products of
+    attention. verify: logits are written once and read once.
     """
     model = target.model
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()

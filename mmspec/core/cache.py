@@ -26,7 +26,7 @@ from mmspec.core.graphs import rows_of_graph
 from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
 from mmspec.core.rows import Rows, concat, runs, select
 from mmspec.errors import UnsupportedModelError
-from mmspec.kernels import compact_cache
+from mmspec.kernels import compact_cache, rotate_into_cache
 
 CAPACITY_BLOCK = 256
 WIDTH_BLOCK = 32
@@ -112,7 +112,31 @@ class RaggedLayer(CacheLayerMixin):
         slots = plan.slots.to(key_states.device)  # a device_map may put layers on several devices
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
-        return self.keys[:, : plan.width].transpose(1, 2), self.values[:, : plan.width].transpose(1, 2)
+        return self._read()
+
+    def update_rotated(
+        self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotate queries [B, n, heads, d] and keys, and `update`, in a scoring forward pass.
+
+        Args:
+            query: before the rotation.
+            key, value: [B, n, key heads, d].
+            cos, sin: [B or 1, n, d].
+
+        Returns:
+            Queries [B, heads, n, d], and the keys and values that attention reads.
+        """
+        if not self.is_initialized:
+            self.lazy_initialization(key.transpose(1, 2), value.transpose(1, 2))
+        slots = self.plan.slots.to(key.device)
+        rotated = rotate_into_cache(query, key, value, cos, sin, slots, self.keys, self.values)
+        return rotated.transpose(1, 2), *self._read()
+
+    def _read(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [B, heads, width, d] that attention reads."""
+        width = self.plan.width
+        return self.keys[:, :width].transpose(1, 2), self.values[:, :width].transpose(1, 2)
 
     def resize(self, rows: int, capacity: int) -> None:
         """Copy the batch into buffers of other sizes. If memory runs out, the layer is unchanged."""

@@ -27,6 +27,7 @@ from mmspec.open_types import Inputs, Keywords
 from mmspec.targets.admission import check_model, takes
 from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
+from mmspec.targets.fused import find_fused, fused
 from mmspec.targets.hooks import treats_alike
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
@@ -141,6 +142,7 @@ class CausalTarget(ModelTarget[AnyState]):
         self._cache_name = cache_name(model.forward, self._decoder.forward)
         self._takes_positions = takes(model, "position_ids")
         self._plain = attends_plainly(self._decoder)
+        self._fused = find_fused(self._decoder)
         self._changing, self._change = find_changing(model), change_of(model.config)[0]
         self.steps: CapturedForward | CompiledForward | None = None
         self._readers: dict[tuple[int, ...], HiddenStates] = {}
@@ -154,7 +156,7 @@ class CausalTarget(ModelTarget[AnyState]):
             logger.warning("%s runs uncompiled: parts of it are offloaded", type(self.model).__name__)
             return
         if self.device.type == "cuda":
-            self.steps = CapturedForward(self.model, self.forward)
+            self.steps = CapturedForward(self.model, self._step)
         else:
             self.steps = CompiledForward(type(self.model).__name__, self._step)
 
@@ -369,7 +371,7 @@ class CausalTarget(ModelTarget[AnyState]):
             inputs["input_ids"] = nodes.tokens
         # the `forward` of these layers is replaced while a draft is scored, each time by new functions
         step = self._step if self.steps is None or cache.recurrent or is_apart else self.steps
-        plain = self._plain and (step == self._step or self.device.type != "cpu")  # dynamo traces no threads
+        plain = self._plain and not isinstance(step, CompiledForward)  # dynamo traces no threads
         attention = attention_on_tree(self._decoder, plain, cache, nodes, state.additive)
         turning = turned(self._changing if step == self._step else (), one_by_one=is_apart)
         state.hidden.begin()
@@ -431,9 +433,14 @@ class CausalTarget(ModelTarget[AnyState]):
         """Arguments of the model, or of its decoder, that pass the cache."""
         return {self._cache_name: cache, "use_cache": True}
 
-    def _step(self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates) -> Tensor:
+    def _step(
+        self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates | None = None
+    ) -> Tensor:
         """Run a scoring forward pass, in which the hooks of `taps` collect states."""
-        return self.forward(inputs, cache)
+        if torch.compiler.is_compiling():
+            return self.forward(inputs, cache)
+        with fused(self._fused, inputs["attention_mask"]):
+            return self.forward(inputs, cache)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed output tokens [B, n] of this target's vocabulary: the inputs of the first layer [B, n, d]."""

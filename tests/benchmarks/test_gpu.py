@@ -6,23 +6,19 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu.ceilings import Ceilings
-from benchmarks.gpu.commands import (
-    drafter_commands,
-    language_commands,
-    model_commands,
-    reference_commands,
-)
+from benchmarks.gpu.ceilings import Ceilings, Row
+from benchmarks.gpu.commands import language_commands, reference_commands
 from benchmarks.gpu.commands import test_commands as commands_of_tests
-from benchmarks.gpu.kernel_cases import CASES
+from benchmarks.gpu.kernel_cases import ATTENTION_PEERS, CASES
 from benchmarks.gpu.kernel_times import time_kernels
-from benchmarks.gpu.steps import SHAPES, time_steps
+from benchmarks.gpu.steps import DRAFTERS, SHAPES, time_rounds, time_steps
 from mmspec.errors import InputError
 
 CPU = torch.device("cpu")
@@ -46,7 +42,8 @@ def test_kernels_are_timed_beside_their_floor_and_one_that_fails_costs_no_other(
     def broken(**shape):
         raise RuntimeError("no such shape")
 
-    rows = list(time_kernels(CPU, CEILINGS, tiny=True, cases=(replace(CASES[0], arguments=broken), *CASES)))
+    cases = (replace(CASES[0], arguments=broken), *CASES)
+    rows = [row.measured() for row in time_kernels(CPU, CEILINGS, tiny=True, cases=cases)]
     assert rows[0]["error"] == "RuntimeError: no such shape"
     for case, row in zip(CASES, rows[1:], strict=True):
         assert (row["op"], row["shape"], row["graph"]) == (case.op, case.tiny, None)
@@ -57,7 +54,7 @@ def test_kernels_are_timed_beside_their_floor_and_one_that_fails_costs_no_other(
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_steps_are_timed_against_generate(name):
-    rows = list(time_steps(name, CPU, torch.float32, CEILINGS, tiny=True))
+    rows = [row.measured() for row in time_steps(name, CPU, torch.float32, CEILINGS, tiny=True)]
     ours = [row for row in rows if row["way"] == "mmspec"]
     assert [(row["batch"], row["nodes"]) for row in ours] == [(1, 1), (1, 3), (2, 1), (2, 3)]
     for row in rows:
@@ -71,9 +68,36 @@ def test_steps_are_timed_against_generate(name):
         assert row["target"] > 0 and row["verify"] > 0 and row["rest"] >= 0
 
 
+def test_rounds_of_drafters_are_timed():
+    rows = [row.measured() for row in time_rounds(CPU, torch.float32, CEILINGS, tiny=True)]
+    assert [(row["shape"], row["method"], row["nodes"]) for row in rows] == [*DRAFTERS]
+    for row in rows:
+        assert row["ms"] > row["target"] > 0, row
+
+
+def test_ways_of_attention_give_one_result():
+    case = next(case for case in CASES if case.op == "tree_attention")
+    torch.manual_seed(0)
+    given = case.make(case.tiny, CPU)
+    expected, *others = (prepare(*given)() for prepare in ATTENTION_PEERS.values())
+    assert len(others) == 2
+    for other in others:
+        torch.testing.assert_close(other, expected, rtol=0.02, atol=0.02)
+
+
+def test_rows_that_do_not_fit_the_time_are_skipped_and_named(tmp_path, monkeypatch):
+    rows = [Row({"op": "short"}, dict, 1), Row({"op": "long"}, dict, 500), Row({"op": "last"}, dict, 1)]
+    monkeypatch.setitem(program.PARTS, "kernels", lambda setting: iter(rows))
+    ceilings = Ceilings(1.0, 1.0)
+    setting = program.Setting(tmp_path, CPU, torch.float32, ceilings, False, (), perf_counter() + 60)
+    assert program._run("kernels", setting)
+    record = json.loads((tmp_path / "kernels.json").read_text())
+    assert record["rows"] == [{"op": "short"}, {"op": "last"}] and record["skipped"] == [{"op": "long"}]
+
+
 def test_the_program_writes_every_part_and_names_those_that_failed(tmp_path, monkeypatch, capsys):
     def broken(setting):
-        yield {"op": "first", "floor": 1.0}
+        yield Row({"op": "first"}, lambda: {"floor": 1.0})
         raise RuntimeError("half way")
 
     monkeypatch.setitem(program.PARTS, "tests", broken)
@@ -89,7 +113,6 @@ def test_the_program_writes_every_part_and_names_those_that_failed(tmp_path, mon
     assert len(timed["rows"]) == len(CASES)
     for record in (ceilings, tests, timed):
         assert record["torch"] and record["device_name"] and record["tiny"] is True
-    assert (tmp_path / "kernels.png").exists()
     with pytest.raises(InputError, match="--tiny"):
         program.main(["--out", str(tmp_path)])
 
@@ -99,10 +122,9 @@ def test_the_commands_name_files_and_options_that_there_are(tmp_path):
 
     from benchmarks.real_language import app as real_language
     from mmspec.cli.application import app
-    from reference.__main__ import app as reference
 
-    apps = {"mmspec": app, "reference": reference, "benchmarks.real_language": real_language}
-    made = (reference_commands, drafter_commands, model_commands, language_commands)
+    apps = {"mmspec": app, "benchmarks.real_language": real_language}
+    made = (reference_commands, language_commands)
     commands = [command for each in made for command in each(tmp_path, False)]
     for command in commands:
         group = get_command(apps[command[1]])
@@ -114,7 +136,7 @@ def test_the_commands_name_files_and_options_that_there_are(tmp_path):
         known = {option for parameter in group.params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= known
         for word in words:
-            assert not word.startswith("assets/") or (ROOT / word).is_dir()
+            assert not word.startswith("assets/") or (ROOT / word).exists()
     kernels_first, *others = commands_of_tests(tmp_path, False)
     assert "tests/kernels" in kernels_first
     assert "tests/evaluation/test_speed.py" in others[0]

@@ -19,6 +19,7 @@ import torch
 from mmspec.kernels.gated_delta import KEY_BLOCK, VALUE_BLOCK
 from mmspec.kernels.path_tokens import BLOCK
 from mmspec.kernels.residual_block import STAGES, STATISTICS, WARPS, tile_of
+from mmspec.kernels.rms_norm import warps_of
 from mmspec.kernels.tree_attention import configuration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -275,6 +276,22 @@ def of_targets() -> Iterator[Kernel]:
         )
 
 
+def of_layers() -> Iterator[Kernel]:
+    """Widths of 128 (norms of heads) to 16,384; heads of 128 and of 96."""
+    half = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "total_ptr", "out_ptr"), "*bf16")
+    for size, absent in product((128, 4096, 16_384), ({}, {"residual_ptr": None, "total_ptr": None})):
+        sizes = {"SIZE": size, "EPS": 1e-5, "BLOCK": size, **absent}
+        held = ["ld.global.v4"] * (size >= 4096)
+        yield Kernel("rms_norm", "_norm_kernel", half, sizes, held, warps=warps_of(size))
+    names = ("query_ptr", "key_ptr", "value_ptr", "cos_ptr", "sin_ptr", "keys_ptr", "values_ptr", "out_ptr")
+    types = dict.fromkeys(names, "*bf16") | {"slots_ptr": "*i64"}
+    for half_of_head in (48, 64):
+        sizes = {"HEADS": 32, "KEY_HEADS": 8, "HALF": half_of_head, "BLOCK": 64}
+        yield Kernel("rotary_cache", "_rotary_kernel", types, sizes, warps=1)
+    types = dict.fromkeys(("gate_ptr", "up_ptr", "out_ptr"), "*bf16")
+    yield Kernel("silu_mul", "_silu_kernel", types, {"BLOCK": 1024}, ["ld.global.v4"], ["size"])
+
+
 def faults(kernels: list[Kernel]) -> list[str]:
     pytest.importorskip("triton")
     found = []
@@ -290,5 +307,5 @@ def faults(kernels: list[Kernel]) -> list[str]:
 
 
 def test_shipped_kernels_compile_for_hopper_without_spills():
-    groups = (of_exact_sampling, of_sampling, of_trees, of_images, of_denoising, of_targets)
+    groups = (of_exact_sampling, of_sampling, of_trees, of_images, of_denoising, of_targets, of_layers)
     assert not faults([kernel for group in groups for kernel in group()])

@@ -47,8 +47,9 @@ def points(target: CausalTarget) -> Drafter:
     return RandomTreeDrafter(6, target.vocabulary)
 
 
+OF_LAYERS = {"rms_norm", "add_rms_norm", "rotate_into_cache", "silu_mul"}
 ROLES: list[tuple[Callable[[CausalTarget], Drafter], AcceptanceRule, set[str]]] = [
-    (head, SampleAndMatch(), {"best", "tree_paths", "match_path", "tree_attention"}),
+    (head, SampleAndMatch(), {"best", "tree_paths", "match_path", "tree_attention", *OF_LAYERS}),
     (points, Typical(0.01, 0.01), {"tree_paths", "deepest_node", "path_to", "compact_cache"}),
     (draft_model, SpeculativeSampling(), {"verify_chain"}),
     (siblings, RecursiveRejection(), {"reject_tree", "tree_children", "compact_cache"}),

@@ -15,7 +15,10 @@ from .path_tokens import path_tokens, penalize_tokens
 from .philox import philox4x32, philox_gumbel, philox_uniform
 from .redraw import redraw
 from .residual_block import gated_linear, modulated_linear
+from .rms_norm import add_rms_norm, rms_norm
+from .rotary_cache import rotate_into_cache
 from .sampling import Warping, sample_tokens, warp_logits
+from .silu_mul import silu_mul
 from .tree import tree_children, tree_paths
 from .tree_attention import tree_attention
 from .tree_path import deepest_node, match_path, path_to
@@ -23,6 +26,7 @@ from .tree_rejection import reject_tree
 
 __all__ = [
     "Warping",
+    "add_rms_norm",
     "best",
     "compact_cache",
     "deepest_node",
@@ -43,7 +47,10 @@ __all__ = [
     "rank_ratio_at",
     "redraw",
     "reject_tree",
+    "rms_norm",
+    "rotate_into_cache",
     "sample_tokens",
+    "silu_mul",
     "tree_attention",
     "tree_children",
     "tree_paths",

@@ -1,0 +1,185 @@
+"""Fused kernels while drafts are scored: which modules are replaced, for whom, and what they compute."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from torch import Tensor, nn
+
+from benchmarks.launches import count_layer
+from benchmarks.simulated_gpu import SimulatedGPU
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.models.replaced import Confined
+from mmspec.targets import CausalTarget
+from mmspec.targets.fused import FUSED, find_fused, fused, fused_feed_forward, fused_norm
+from mmspec.targets.steps import CapturedForward
+from tests.contracts.running import decode, random_prompts
+from tests.oracles import RandomTreeDrafter
+from tests.tiny_models import TEXT_MODELS, randomise, tiny_llama
+
+PROMPTS = random_prompts(2, shortest=5, longest=12, seed=3)
+PACKED = torch.zeros(1, 1, 1, 3, dtype=torch.int32)
+
+
+def tiny_qwen3() -> Any:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    config = hf.Qwen3Config(**sizes, **heads, tie_word_embeddings=False)
+    return randomise(hf.Qwen3ForCausalLM(config), 3).eval().requires_grad_(False)
+
+
+MODELS: dict[str, Callable[[], Any]] = {
+    "llama": tiny_llama,
+    "mistral": TEXT_MODELS["mistral_sliding"],
+    "qwen2": TEXT_MODELS["qwen2_mixed_sliding"],
+    "qwen3": tiny_qwen3,
+}
+
+
+def layers_of(target: CausalTarget) -> Any:
+    return target.model.get_decoder().layers
+
+
+def is_replaced(module: nn.Module) -> bool:
+    return isinstance(vars(module).get("forward"), Confined)
+
+
+def score(target: CausalTarget, taps: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor], Counter[str]]:
+    """Logits and hidden states of a draft of 5 nodes, and launches, on a simulated GPU."""
+    prompts = [{"input_ids": torch.tensor([[3, 1, 4, 1, 5]])}, {"input_ids": torch.tensor([[9, 2]])}]
+    with torch.inference_mode(), SimulatedGPU() as gpu:
+        state, _ = target.prefill(prompts, 64, taps)
+        gpu.take()
+        found = target.score(state, draft())
+        counts = gpu.take().launches
+        state.close()
+    return found.logits, found.taps, counts
+
+
+def draft() -> Draft:
+    """Chains of 5 nodes in two rows."""
+    return Tree.chain(torch.arange(10).view(2, 5), DraftKind.POINT)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_greedy_outputs_stay_the_same(name: str, captured: bool) -> None:
+    expected = decode(CausalTarget(MODELS[name]()), PROMPTS, RandomTreeDrafter(6, 64), max_new_tokens=12)
+    target = CausalTarget(MODELS[name]())
+    if captured:
+        target.steps = CapturedForward(target.model, target._step)
+    with SimulatedGPU() as gpu:
+        found = decode(target, PROMPTS, RandomTreeDrafter(6, 64), max_new_tokens=12)
+        counts = gpu.take()
+    assert found.outputs == expected.outputs
+    assert counts.captured > 0 if captured else counts.launches["rotate_into_cache"] > 0
+    assert counts.launches["rotate_into_cache"] == counts.launches["silu_mul"]
+    assert counts.launches["rotate_into_cache"] == counts.launches["add_rms_norm"]
+
+
+def test_a_captured_layer_has_14_launches() -> None:
+    assert count_layer() == 14
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_and_hidden_states_are_those_of_the_modules(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bit for bit on a CPU, in which the kernels' torch forms run: attention is the same kernel in both."""
+    target = CausalTarget(MODELS[name]())
+    ours, hidden, launches = score(target, (0, 1, -1))
+    assert (
+        launches["rotate_into_cache"]
+        == launches["add_rms_norm"]
+        == launches["silu_mul"]
+        == len(layers_of(target))
+    )
+    assert not launches["pow"] and not launches["index_copy_"]
+    monkeypatch.setattr(target, "_fused", [])
+    expected, states, plain = score(target, (0, 1, -1))
+    assert plain["pow"] and torch.equal(ours, expected)
+    assert hidden.keys() == states.keys() == {0, 1, -1}
+    assert all(torch.equal(hidden[tap], states[tap]) for tap in states)
+
+
+def test_modules_that_another_has_changed_stay_as_they_are() -> None:
+    target = CausalTarget(tiny_llama())
+    first, second = layers_of(target)
+    calls: list[str] = []
+    hook = first.post_attention_layernorm.register_forward_hook(lambda *_: calls.append("norm"))
+    second.mlp.act_fn.register_forward_pre_hook(lambda *_: calls.append("act"))
+    second.mlp.down_proj.register_forward_hook(lambda module, args, output: output * 1.5)
+    own = second.input_layernorm.forward
+    second.input_layernorm.forward = lambda x: 0.5 * own(x)
+    with fused(target._fused, PACKED):
+        assert not is_replaced(first) and is_replaced(first.post_attention_layernorm)
+        assert is_replaced(second) and is_replaced(second.self_attn)
+        assert not is_replaced(second.mlp) and not is_replaced(second.input_layernorm)
+    ours, _, launches = score(target)
+    assert launches["add_rms_norm"] == launches["silu_mul"] == 1
+    assert calls.count("norm") == calls.count("act") == 3  # two prefills and a draft
+    target._fused = []
+    assert torch.equal(score(target)[0], ours)
+    hook.remove()
+    assert len(find_fused(target.model)) > 0
+
+
+@pytest.mark.parametrize("where", ["act_fn", "post_attention_layernorm"])
+def test_parts_of_other_classes_keep_the_module(where: str) -> None:
+    target = CausalTarget(tiny_llama())
+    layer = layers_of(target)[0]
+    if where == "act_fn":
+        layer.mlp.act_fn = nn.GELU()
+    else:
+        layer.post_attention_layernorm = nn.RMSNorm(32)
+    owner = layer.mlp if where == "act_fn" else layer
+    with fused(target._fused, PACKED):
+        assert not is_replaced(owner) and is_replaced(layers_of(target)[1].mlp)
+
+
+def test_other_threads_call_the_module_itself() -> None:
+    target = CausalTarget(tiny_llama())
+    norm = layers_of(target)[0].input_layernorm
+    norm.weight.data[:] = float("nan")
+    used: list[str] = []
+
+    def elsewhere() -> None:
+        used.append(norm.forward.__wrapped__.__qualname__)
+        with SimulatedGPU() as gpu:
+            norm(torch.zeros(1, 32))
+            used.extend(gpu.take().launches)
+
+    with fused(target._fused, {"full_attention": PACKED}):
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert used[0] == "LlamaRMSNorm.forward" and "pow" in used and "rms_norm" not in used
+    assert not any("forward" in vars(module) for module in target.model.modules())
+
+
+@pytest.mark.parametrize("mask", [None, PACKED.bool(), PACKED.float(), {"full_attention": PACKED.float()}])
+def test_nothing_is_replaced_unless_the_kernel_scores(mask: object) -> None:
+    target = CausalTarget(tiny_llama())
+    with fused(target._fused, mask):
+        assert not any(is_replaced(module) for module in target.model.modules())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_and_feed_forward_networks_give_the_bits_of_the_module(name: str, dtype: torch.dtype) -> None:
+    model = MODELS[name]().to(dtype)
+    seen = set()
+    for module, make, _ in find_fused(model):
+        kind = FUSED[type(module).__name__]
+        if kind in (fused_norm, fused_feed_forward):
+            width = module.weight.shape[0] if kind is fused_norm else 32
+            x = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(0)).to(dtype)
+            assert torch.equal(make(module.forward)(x), module(x))
+        seen.add(kind)
+    assert seen == set(FUSED.values())
