@@ -34,7 +34,7 @@ __all__ = ["Counts", "SimulatedGPU"]
 WARM_UPS = 1
 #: Operators that return memory without a launch, in addition to views.
 ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "lift"}
-READING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "unique_dim", "_unique2"}
+READING = {"item", "is_nonzero", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
 MOVING = {"index_select", "cat", "index_copy_", "copy_", "clone"}
 HOST_READS = ("tolist", "numpy", "__array__")
 #: Launches of a kernel that has more than one.

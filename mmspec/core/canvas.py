@@ -19,7 +19,7 @@ from mmspec.core.draft import Draft
 from mmspec.core.indexing import pick, put, take
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.processors import History, pad_in_front
-from mmspec.core.rows import RowField, Rows, named
+from mmspec.core.rows import RowField, Rows, lengthen, named
 from mmspec.core.statistics import DecodingStats
 from mmspec.core.verdict import MILLIONTHS, Fill, Measured, Path, Verdict
 from mmspec.errors import InputError, NumericalError
@@ -30,6 +30,7 @@ NOT_FINITE = (
     "check the weights, the dtype and the logits processors"
 )
 MAX_NEW_TOKENS = 1_000_000
+LEAST_PLACES = 1024
 GROWTH = 512  # least number of places that are added at a time
 NO_TOKEN = -1
 
@@ -222,6 +223,18 @@ class Canvas(Rows):
         if missing > 0:
             self._widen(max(missing, GROWTH, self.decided.shape[1]))
 
+    def use_few_sizes(self, places: int, reads_prompts: bool) -> None:
+        """Pad tensors to powers of two, because each size has CUDA graphs of its own.
+
+        Args:
+            places: number of output indices to allocate.
+            reads_prompts: whether logits processors read the prompts; otherwise they are dropped.
+        """
+        self.reserve(power_of_two(max(places, LEAST_PLACES)) - 1)
+        length = power_of_two(self._prompts.shape[1])
+        whole = lengthen(self._prompts, length, NO_TOKEN, newest_last=True)
+        self._prompts = whole if reads_prompts else whole[:, :0]
+
     def _widen(self, room: int) -> None:
         """Add undecided places; the last one still takes unused writes."""
         self._line, self.decided, self.is_draft = (
@@ -365,6 +378,11 @@ class Canvas(Rows):
                 self.finish_reasons[row] = "stop"
                 return block[:index]
         return block
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 class VectorCanvas(Canvas):

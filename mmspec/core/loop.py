@@ -164,6 +164,9 @@ class Batch(Rows, Generic[State]):
         """Compute rounds in CUDA graphs, where the target has them and the host has no part in a round."""
         self.graphs = self.target.graphs_of(self.state)
         if self.graphs is not None:
+            most = max(stopping.max_new_tokens for stopping in self.canvas.stopping)
+            places = min(most, PREALLOCATED_TOKENS) + self.decoder.max_nodes
+            self.canvas.use_few_sizes(places, reads_prompts=bool(self.sampler.processors))
             with self.computing():
                 self.session.prepare()
             rows = len(self.canvas.ids)

@@ -185,9 +185,7 @@ class RoundGraphs:
     def __reduce__(self) -> tuple[type[RoundGraphs], tuple[str, int]]:
         return type(self), (self.name, self.patience)
 
-    def run(
-        self, parts: Sequence[Rows], fixed: Sequence[Any], nodes: int, compute: Callable[[], Any]
-    ) -> Any:
+    def run(self, parts: Sequence[Rows], fixed: Sequence[Any], nodes: int, compute: Callable[[], Any]) -> Any:
         """Compute a round, replayed from a graph if one fits.
 
         Args:

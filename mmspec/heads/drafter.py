@@ -260,11 +260,11 @@ class CachingSession(HeadSession):
     state: CacheState
     features: Tensor
     accepted: Tensor
-    has_read = False
 
     def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         self.unread: PromptBatch | None = batch
+        self.has_read = False
 
     def prepare(self) -> None:
         if self.unread is not None:
