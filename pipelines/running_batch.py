@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from mmspec.accelerators import make
+from mmspec.accelerators import DraftToCome, make
 from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.interfaces import TargetState
 from mmspec.core.loop import Batch, begin
@@ -256,7 +256,11 @@ def may_move(method: Method) -> bool:
     """Whether rows may enter and leave the sessions of a method, as far as it is known without a model."""
     if method.head is not None:
         return bool(method.head.load("drafter").rows_move)
-    return method.needs is None and make(method).drafter.rows_move
+    given = {} if method.needs is None else {"model": DraftToCome()}
+    try:
+        return make(method, **given).drafter.rows_move
+    except InputError:  # a draft model of another kind, which drafts for models whose rows stay together
+        return False
 
 
 def check_rows_move(pipe: MMSpecPipeline) -> None:
@@ -271,5 +275,5 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
         rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"
         raise InputError("length", "cost", rule)
     if target.steps is not None:
-        rule = "is not supported in a running batch; compiled steps have a fixed batch size"
-        raise InputError("pipe.compile", True, rule)
+        rule = "have a fixed batch size, which a running batch changes; load the model without `compile`"
+        raise InputError("compiled steps", type(pipe.model).__name__, rule)

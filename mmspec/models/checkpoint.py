@@ -456,4 +456,4 @@ def first_line(error: Exception) -> str:
     """The first line of an exception's text, shortened."""
     text = str(error).strip().splitlines()
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-    return (kind + text[0] if text else type(error).__name__)[:200]
+    return (kind + text[0].rstrip(": ") if text else type(error).__name__)[:200]
