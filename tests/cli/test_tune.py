@@ -77,22 +77,21 @@ def test_options_and_drafters_of_a_winner_are_used(tiny_folder):
     assert (pipe.accelerator.name, pipe.accelerator.drafter.num_draft_tokens) == ("copy", 7)
 
 
-def test_a_named_drafter_does_not_replace_a_faster_one(run, tiny_folder, heads, cache):
+def test_a_named_drafter_does_not_replace_a_faster_one(run, tiny_folder, heads):
     def tune():
         result = run("tune", tiny_folder, *SMALL, "--drafter", heads["eagle"])
         assert result.exit_code == 0, result.output
         return "".join(result.output.split())  # without line breaks
 
-    assert "insteadof" not in tune()
-    (path,) = (cache / "tuned").iterdir()
-    other = json.loads(path.read_text())
-    other |= {"accelerator": "flash", "options": {"drafter": str(heads["flash"])}, "speedup": 99.0}
-    path.write_text(json.dumps(other))
+    model = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none").model
+    settings = {"task": "mixed", "max_new_tokens": 8, "temperature": 0.0}
+    other = Tuned("flash", {"drafter": str(heads["flash"])}, 1, 0.0, 99.0, found_on=settings)
+    path = save_tuned(model, other)
     assert f'notstored:accelerator="auto"keepsflash:drafter={heads["flash"]}(99.00x)in{path}' in tune()
-    assert json.loads(path.read_text()) == other
-    path.write_text(json.dumps({**other, "speedup": 0.5}))
+    assert find_tuned(model) == other
+    save_tuned(model, replace(other, speedup=0.5))
     assert f"insteadofflash:drafter={heads['flash']}(0.50x)" in tune()
-    assert json.loads(path.read_text())["speedup"] != 0.5
+    assert find_tuned(model).speedup != 0.5
 
 
 def test_a_faster_result_is_kept_unless_it_was_measured_again_or_otherwise(tmp_path):
