@@ -349,7 +349,6 @@ def compare(
     """Compare two results by their speed-ups, which do not depend on the speed of the machine.
 
     Example:
-        mmspec bench --json > before.json
         mmspec bench compare before.json after.json
     """
     from mmspec.evaluation.speed.bench_files import compare_benches

@@ -56,9 +56,8 @@ def check(
     Greedy tokens are compared with `model.generate` of transformers, sampled tokens
     with plain decoding under the same noise. The report shows the first difference
     and the gap between the two best logits of the reference there. A difference
-    counts as explained by rounding if this gap is at most 2 ulp (units in the last
-    place) in half precision, or 8 ulp with recurrent layers. In float32 no
-    difference is explained, or one of up to 128 ulp with recurrent layers.
+    counts as explained by rounding if this gap is small: at most 2 ulp (units in the
+    last place) in half precision and 0 in float32; with recurrent layers, 8 and 128.
 
     Image generators are compared with plain decoding. If an exact accelerator
     generates other tokens of the same distribution, the distribution is tested at

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -453,7 +454,9 @@ def listing(names: list[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an exception's text, shortened."""
+    """The first line of an exception's text, shortened; for an invalid config, the rule that it breaks."""
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        return str(error.__cause__)[:200]  # the text itself begins with the name of the validator
     text = str(error).strip().splitlines()
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
     return (kind + text[0].rstrip(": ") if text else type(error).__name__)[:200]

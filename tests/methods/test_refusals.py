@@ -33,7 +33,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("copy", {"min_match": 0}, "min_match"),
-    ("copy", {"length": "confidence"}, "CopyDrafter"),
+    ("copy", {"length": "confidence"}, "does not estimate the probability of its candidates"),
     ("none", {"length": "cost"}, "one size"),
     ("sjd", {"length": "cost"}, "one size"),
     ("draft_model", {"sampling": "couple"}, "^sampling .*did you mean 'coupled'"),
