@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["RowUpdate", "RunningBatch"]
 
 MOST_ROWS = 1024
-STAYS = "its rows must stay together until all have ended"
+STAYS = "in a running batch; rows of others must stay together until all have ended"
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,8 @@ class RunningBatch:
         """
         found = [each for each in self._running if each.handle == handle]
         if not found:
-            raise InputError("handle", handle, f"must be one of {self.handles}")
+            known = self.handles or "there is none"
+            raise InputError("handle", handle, f"must be that of a request in the batch: {known}")
         self._remove(found)
 
     def close(self) -> None:
@@ -267,10 +268,10 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
     """Raise InputError if the rows of a pipeline cannot change during decoding."""
     accelerator, target = pipe.accelerator, pipe.target
     if not isinstance(target, CausalTarget) or target.by_blocks:
-        raise InputError("model", type(pipe.model).__name__, f"must be a causal model; {STAYS}")
+        raise InputError("model", type(pipe.model).__name__, f"must be a causal model {STAYS}")
     if not accelerator.drafter.rows_move:
         movable = ", ".join(name for name, method in METHODS.items() if may_move(method))
-        raise InputError("accelerator", accelerator.name, f"must be one of {movable}; {STAYS}")
+        raise InputError("accelerator", accelerator.name, f"must be one of {movable} {STAYS}")
     if accelerator.length == "cost":
         rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"
         raise InputError("length", "cost", rule)

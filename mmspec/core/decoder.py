@@ -55,9 +55,12 @@ class Decoder:
     def __post_init__(self) -> None:
         if is_sound(type(self.rule), self.drafter):
             return
-        sound = sorted(name for name in RULES if is_sound(RULES[name], self.drafter))
+        sound = sorted(
+            name for name in RULES if is_sound(RULES[name], self.drafter) and reads(RULES[name], self.drafter)
+        )
         reason = "this one is for another kind of draft"
-        if isinstance(self.rule, self.drafter.judged_by) and isinstance(self.rule, AcceptanceRule):
+        is_for_trees = isinstance(self.rule, self.drafter.judged_by) and isinstance(self.rule, AcceptanceRule)
+        if is_for_trees and reads(type(self.rule), self.drafter):
             shape = "trees" if self.drafter.branches else "chains"
             shape += f" of candidates {CHOSEN[self.drafter.kind]}"
             if self.rule.judges_whole and not self.drafter.draws_anew:
@@ -117,6 +120,12 @@ class Decoder:
 def rule_name(rule: AnyRule) -> str:
     """Return the name that `acceptance=` accepts for a rule, or its class name if it has none."""
     return next((name for name in RULES if RULES[name] is type(rule)), type(rule).__name__)
+
+
+def reads(rule: type[AnyRule], drafter: Drafter) -> bool:
+    """Return whether a rule and a drafter are for the same kind of tokens, discrete or continuous."""
+    pair = rule.distribution, drafter.distribution
+    return issubclass(*pair) or issubclass(*reversed(pair))
 
 
 def is_sound(rule: type[AnyRule], drafter: Drafter) -> bool:

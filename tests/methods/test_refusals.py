@@ -40,7 +40,7 @@ OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("eagle", {"length": "costs"}, "cost"),
     ("eagle", {"length": "confidence", "stop_below": 0.0}, "stop_below"),
     ("eagle", {"length": "cost", "stop_below": 0.5}, "stop_below"),
-    ("eagle", {"length": "confidence", "tree": "eagle"}, "dynamic tree"),
+    ("eagle", {"length": "confidence", "tree": "eagle"}, "tree=.dynamic. can stop early"),
     ("eagle", {"tree": "eagle", "num_draft_tokens": 25}, "num_draft_tokens"),
     ("eagle", {"tree": [0, 0], "depth": 1}, "depth"),
     ("eagle", {"tree": "eagel"}, "^tree .*did you mean 'eagle'"),
