@@ -59,8 +59,8 @@ class Decoder:
             name for name in RULES if is_sound(RULES[name], self.drafter) and reads(RULES[name], self.drafter)
         )
         reason = "this one is for another kind of draft"
-        is_for_trees = isinstance(self.rule, self.drafter.judged_by) and isinstance(self.rule, AcceptanceRule)
-        if is_for_trees and reads(type(self.rule), self.drafter):
+        of_kind = isinstance(self.rule, self.drafter.judged_by) and reads(type(self.rule), self.drafter)
+        if of_kind and isinstance(self.rule, AcceptanceRule):
             shape = "trees" if self.drafter.branches else "chains"
             shape += f" of candidates {CHOSEN[self.drafter.kind]}"
             if self.rule.judges_whole and not self.drafter.draws_anew:
