@@ -9,7 +9,7 @@ from time import perf_counter
 import torch
 
 from mmspec.core.canvas import Canvas, Stopping, VectorCanvas
-from mmspec.core.decoder import Decoder, is_sound
+from mmspec.core.decoder import Decoder, is_sound, rule_name
 from mmspec.core.interfaces import AnyRule, AnyTarget, Drafter, Request, Round
 from mmspec.core.loop import runs_by_itself, speculate
 from mmspec.core.plain import NoDrafter
@@ -52,7 +52,8 @@ class Accelerator:
 
     def __post_init__(self) -> None:
         if self.length == "cost" and not self._has_sizes:
-            raise InputError("length", "cost", f"must be 'fixed': drafts of {self.name!r} have one size")
+            rule = f"must be 'auto' or 'fixed' for {self.name!r}, whose drafts have one size"
+            raise InputError("length", "cost", rule)
         _ = self.decoder  # checks the pair
 
     @property
@@ -179,15 +180,16 @@ class Accelerator:
             InputError: the target decides its places in another order.
         """
         if target.any_order or target.by_blocks:
-            rule = "cannot be used with this model, which decides places together instead of token by token"
-            raise InputError("logits_processor, stopping_criteria", "a callback", rule)
+            rule = "cannot be used with this model, which does not decode token by token"
+            name = type(getattr(target, "model", target)).__name__
+            raise InputError("logits_processor, stopping_criteria", name, rule)
         return pair("none", NoDrafter()).fit(target)
 
     def check(self, sampler: RowSettings) -> None:
         """Raise InputError if the rule's promise does not hold for these sampling settings."""
         if self.rule.greedy_only and not sampler.greedy:
-            rule = type(self.rule).__name__
-            required = f"must be 0 for the rule {rule}; use sample_and_match at other temperatures"
+            name = rule_name(self.rule)
+            required = f"must be 0 with acceptance={name!r}; use sample_and_match at other temperatures"
             raise InputError("temperature", sampler.temperature, required)
 
 

@@ -75,7 +75,7 @@ class MMSpecPipeline:
     `VisionLanguagePipeline` for text, `ImagePipeline` or `ContinuousImagePipeline` for images.
 
     Attributes:
-        default_accelerator: name of the accelerator that is used if you name none.
+        default_accelerator: name of the accelerator that is used if you name none; see `from_pretrained`.
         model: the transformers model.
         processor: the processor of the model, or its tokenizer if it takes no images.
         target: the model behind mmspec's `Target` interface.
@@ -145,7 +145,11 @@ class MMSpecPipeline:
             pretrained_model_name_or_path: local folder, hub id, GGUF file, or LoRA adapter, which peft loads
                 on top of its base model.
             accelerator: a name from `mmspec.list_accelerators()` or "auto", with or without options
-                (`"copy:num_draft_tokens=8"`); see `set_accelerator`. None is the default of the pipeline.
+                (`"copy:num_draft_tokens=8"`); see `set_accelerator`. None is "copy" for text, "sjd" for
+                discrete image tokens, and "none" for continuous ones and for models that decide several
+                places per forward pass (LLaDA, Dream, SDAR, DiffusionGemma, VAR, PAR, NAR, LPD). With
+                mode="autoregressive" it is "self_speculation". Unlike the commands for text, it is not the
+                default of `drafters.json` in the model's folder.
             drafter: folder or hub id of the draft model or head, or a loaded model, for accelerators that
                 need one. None uses the drafter that `drafters.json` in the model's folder names.
             mode: decoding mode of a model that was trained for both masked blocks and next-token prediction:
@@ -160,7 +164,9 @@ class MMSpecPipeline:
                 (`subfolder`), its processor (`max_pixels`) or its config.
 
         Returns:
-            The pipeline, a subclass of `MMSpecPipeline`.
+            The pipeline, a subclass of `MMSpecPipeline`. Its calls take unset sampling settings (temperature,
+            top_k, ...) from the model's generation config, which may sample, as in transformers; pass
+            `temperature=0` for greedy decoding.
 
         Raises:
             CheckpointError: the checkpoint is missing, damaged, or does not fit the model.
@@ -247,9 +253,10 @@ class MMSpecPipeline:
         """Load the arguments of the constructor; `parts` locates those outside the checkpoint."""
         config = found.model_config
         family = family_of(config)
-        if family is not None and family.draws == "tokens" and not family.answers:
-            message = "LlamaGen models generate images only; use ImagePipeline or `mmspec generate`"
-            raise UnsupportedModelError(message)
+        if family is not None and family.draws and not family.answers:
+            message = f"models of type {config.model_type!r} generate images only"
+            how = "load them with MMSpecPipeline.from_pretrained, or use `mmspec generate`"
+            raise UnsupportedModelError(f"{message}; {how}")
         if parts:
             name, value = next(iter(parts.items()))
             raise InputError(name, value, f"must be None; {config.model_type} models have no such part")
@@ -334,6 +341,7 @@ class MMSpecPipeline:
     def _load_draft_model(self, drafter: DrafterSource) -> tuple[CausalTarget, Processor]:
         """Load the draft model and its processor; None if the draft model reads the target's inputs."""
         if isinstance(drafter, PreTrainedModel):
+            check_no_other("draft_model", drafter)
             draft = adapt(drafter)
             return draft, self._reader_of(draft)
         source = check_source(drafter, "drafter")
@@ -427,10 +435,10 @@ class MMSpecPipeline:
         """
         if self.target.vector_size:
             rule = "is not available for models of continuous image tokens, whose prompts are short"
-            raise InputError("prefix cache", max_bytes, rule)
+            raise InputError("prefix cache", type(self.model).__name__, rule)
         if self.target.by_blocks:
             rule = "is not available for masked models, whose keys of a prompt depend on the output"
-            raise InputError("prefix cache", max_bytes, rule)
+            raise InputError("prefix cache", type(self.model).__name__, rule)
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes
             self._attach_prefix_caches()

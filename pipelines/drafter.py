@@ -70,7 +70,7 @@ def find_drafter(
     needs = METHODS[name].needs
     if needs is None:
         if given is not None:
-            shown = type(given) if isinstance(given, PreTrainedModel) else given
+            shown = type(given).__name__ if isinstance(given, PreTrainedModel) else given
             raise InputError("drafter", shown, f"must be None; accelerator {name!r} uses no draft model")
         return None
     found = given

@@ -107,7 +107,11 @@ class ImageGenerationPipeline(MMSpecPipeline):
                 the first), to PIL images.
             return_dict: False returns the tuple (images,).
             settings: fields of `ImageSettings` or `ContinuousSettings`: guidance_scale,
-                num_images_per_prompt, temperature, top_k, top_p, seed, generator, output_type, ...
+                num_images_per_prompt, temperature, top_k, top_p, seed, generator, output_type, ... Sampling
+                settings that are not given are taken from the model's generation config, then from the
+                published defaults of its family. The generation config of a model that also generates text
+                is ignored. Images are sampled by default; `temperature=0` is greedy decoding of discrete
+                tokens.
 
         Returns:
             ImageOutput(images, tokens, stats, ...). The undecided parts of interrupted images are grey.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from mmspec.accelerators import make
+from mmspec.accelerators import DraftToCome, make
 from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.interfaces import TargetState
 from mmspec.core.loop import Batch, begin
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["RowUpdate", "RunningBatch"]
 
 MOST_ROWS = 1024
-STAYS = "its rows must stay together until all have ended"
+STAYS = "in a running batch; rows of others must stay together until all have ended"
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,8 @@ class RunningBatch:
         """
         found = [each for each in self._running if each.handle == handle]
         if not found:
-            raise InputError("handle", handle, f"must be one of {self.handles}")
+            known = self.handles or "there is none"
+            raise InputError("handle", handle, f"must be that of a request in the batch: {known}")
         self._remove(found)
 
     def close(self) -> None:
@@ -265,20 +266,24 @@ def may_move(method: Method) -> bool:
     """Whether rows may enter and leave the sessions of a method, as far as it is known without a model."""
     if method.head is not None:
         return bool(method.head.load("drafter").rows_move)
-    return method.needs is None and make(method).drafter.rows_move
+    given = {} if method.needs is None else {"model": DraftToCome()}
+    try:
+        return make(method, **given).drafter.rows_move
+    except InputError:  # a draft model of another kind, which drafts for models whose rows stay together
+        return False
 
 
 def check_rows_move(pipe: MMSpecPipeline) -> None:
     """Raise InputError if the rows of a pipeline cannot change during decoding."""
     accelerator, target = pipe.accelerator, pipe.target
     if not isinstance(target, CausalTarget) or target.by_blocks:
-        raise InputError("model", type(pipe.model).__name__, f"must be a causal model; {STAYS}")
+        raise InputError("model", type(pipe.model).__name__, f"must be a causal model {STAYS}")
     if not accelerator.drafter.rows_move:
         movable = ", ".join(name for name, method in METHODS.items() if may_move(method))
-        raise InputError("accelerator", accelerator.name, f"must be one of {movable}; {STAYS}")
+        raise InputError("accelerator", accelerator.name, f"must be one of {movable} {STAYS}")
     if accelerator.length == "cost":
         rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"
         raise InputError("length", "cost", rule)
     if target.steps is not None:
-        rule = "is not supported in a running batch; compiled steps have a fixed batch size"
-        raise InputError("pipe.compile", True, rule)
+        rule = "have a fixed batch size, which a running batch changes; load the model without `compile`"
+        raise InputError("compiled steps", type(pipe.model).__name__, rule)

@@ -89,6 +89,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
             streamer: a transformers streamer, for a single prompt; it receives one token at a time.
             return_dict: False returns the tuple (text,).
             settings: fields of `GenerationSettings`: max_new_tokens, temperature, seed, stop_strings, ...
+                A setting that is not given is taken from `generation_config`, then from the model's own
+                generation config, which may sample, then from transformers' defaults, which are greedy. Pass
+                `temperature=0` for greedy decoding.
 
         Returns:
             TextOutput(text, tokens, stats, finish_reasons).

@@ -120,7 +120,7 @@ def test_layouts_without_rows_are_refused_before_the_prompt_is_read(monkeypatch:
     accelerator = build_accelerator("ssd", model=vertical_checks.head_for(test_layouts.images()))
     monkeypatch.setattr(test_layouts.images(), "prefill", read)
     message = (
-        "layout must be the grid of one image for a vertical head, which reads its rows; got '33 tokens'"
+        "image layout must be the grid of a single image, whose rows a vertical head reads; got '33 tokens'"
     )
     request = test_layouts.request(5, test_layouts.VIDEO)
     with pytest.raises(InputError, match=message):

@@ -124,7 +124,10 @@ def options_of(method: Method) -> set[str]:
 
 
 def promise_of(method: Method) -> tuple[str, str | None]:
-    """Return the promise with default options ("exact", "bounded" or "lossy"), and the bound or reference."""
+    """Return the promise with default options, and its bound or reference distribution in words.
+
+    The promise is "exact", "bounded", "approximate" or "lossy".
+    """
     if method.needs is not None:  # all of these are verified by the default rule
         return "exact", method.keeps
     made = make(method)

@@ -84,7 +84,8 @@ def save_tuned(model: nn.Module, found: Tuned) -> Path:
         with atomic_file(path) as temporary:
             temporary.write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(FOLDER, str(path.parent), f"cannot be written ({error.strerror})") from error
+        rule = f"must be a folder that can be written ({error.strerror})"
+        raise InputError(FOLDER, str(path.parent), rule) from error
     return path
 
 

@@ -129,7 +129,7 @@ def bench(
         mmspec bench --task generate --accelerators 'none,sjd:window=8|16,zipar' --samples 16 --quality
         mmspec bench --accelerators none,copy,draft_model,flash --peers --compile
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
-        mmspec bench path/to/model --prompt-file prompts.jsonl --batch-size 4 --json
+        mmspec bench path/to/model --prompt-file assets/prompts/spec_bench.jsonl --batch-size 4 --json
     """
     source = asked.announce()
     from mmspec.core.statistics import timed_by_device
@@ -264,7 +264,8 @@ def load_scorer(subject: Subject, source: str) -> Scorer:
     from mmspec.evaluation.quality.image_scores import Scorer
 
     if not subject.draws:
-        raise InputError("--quality", True, "needs an image generator; mmspec evaluate text scores answers")
+        rule = "must be left out for models that generate text; mmspec evaluate text scores answers"
+        raise InputError("--quality", True, rule)
     if len(subject.examples) < 3:
         raise InputError(
             "--samples", len(subject.examples), "must be at least 3 with --quality, for an interval"
@@ -348,7 +349,6 @@ def compare(
     """Compare two results by their speed-ups, which do not depend on the speed of the machine.
 
     Example:
-        mmspec bench --json > before.json
         mmspec bench compare before.json after.json
     """
     from mmspec.evaluation.speed.bench_files import compare_benches

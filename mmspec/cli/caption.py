@@ -63,8 +63,8 @@ def caption(
     """Describe images, or answer a question about them.
 
     Example:
-        mmspec caption image.png --compare
-        mmspec caption a.jpg --prompt "What is this?" --model path/to/model
+        mmspec caption assets/images/scene.png --compare
+        mmspec caption assets/images/scene.png --prompt "What is this?" --model path/to/model
         mmspec caption --ray --prompt-file assets/prompts/mmspec/mmspec.jsonl --out texts
     """
     source = announce(model)

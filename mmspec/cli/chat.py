@@ -39,12 +39,14 @@ def chat(
     and remembers the conversation, until the end of input (Ctrl-D).
 
     Example:
+        mmspec chat assets/scenes-llava "What is in the image?" --image assets/images/scene.png
         mmspec chat path/to/model "Summarise speculative decoding in one sentence."
-        mmspec chat path/to/model "What is in the image?" --image photo.jpg
         mmspec chat path/to/model
     """
     if how.as_json:
-        raise InputError("--json", True, "is not available; mmspec caption prints JSON")
+        raise InputError(
+            "--json", True, "must be left out, because chat prints text; mmspec caption prints JSON"
+        )
     source = announce(model)
     from mmspec.pipelines import VisionLanguagePipeline
 

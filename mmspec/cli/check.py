@@ -10,7 +10,7 @@ import typer
 from mmspec.cli.compared import image_accelerators
 from mmspec.cli.console import Interruptible, print_result, progress
 from mmspec.cli.loading import choose, parse_choice
-from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
+from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, load_subject
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
@@ -39,15 +39,25 @@ class CheckQuestion(Question):
 
 
 @unpack_options
-def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOptions) -> None:
+def check(
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            help="none, copy, sjd:window=16, ...; by default for text that of drafters.json in the model's "
+            "folder, or copy; for images the first of mmspec bench."
+        ),
+    ] = None,
+    *,
+    asked: CheckQuestion,
+    how: ModelOptions,
+) -> None:
     """Compare the tokens of an accelerator with those of plain decoding; exit with 1 if they differ.
 
     Greedy tokens are compared with `model.generate` of transformers, sampled tokens
     with plain decoding under the same noise. The report shows the first difference
-    and the gap between the two best logits of the reference there. In half
-    precision, a gap of at most 2 ulp is a near-tie, and the difference is called
-    explained. The limit is 8 ulp for models with recurrent layers, and 128 ulp in
-    float32.
+    and the gap between the two best logits of the reference there. A difference
+    counts as explained by rounding if this gap is small: at most 2 ulp (units in the
+    last place) in half precision and 0 in float32; with recurrent layers, 8 and 128.
 
     Image generators are compared with plain decoding. If an exact accelerator
     generates other tokens of the same distribution, the distribution is tested at
@@ -56,7 +66,7 @@ def check(accelerator: Accelerator = None, *, asked: CheckQuestion, how: ModelOp
 
     Example:
         mmspec check --accelerator copy
-        mmspec check path/to/model --drafter path/to/small --image a.jpg
+        mmspec check --drafter assets/scenes-llava-small --image assets/images/scene.png
         mmspec check --task generate --accelerator sjd --samples 32 --batch-size 8
     """
     source = asked.announce()

@@ -49,14 +49,14 @@ def convert(
     written completely or not at all.
 
     Example:
-        mmspec convert c2i_B_256.pt --out llamagen-b-256
-        mmspec convert lpd_l_256.pth --out lpd-l-256
-        mmspec convert hed.safetensors --image-size 512 --out controlar-hed
-        mmspec convert PAR-XL-4x.pt --image-size 384 --out par-xl-4x
-        mmspec convert var_d16.pth --out var-d16
-        mmspec convert vae_ch160v4096z32.pth --out var-d16/vq
+        mmspec convert path/to/c2i_B_256.pt --out llamagen-b-256
+        mmspec convert path/to/lpd_l_256.pth --out lpd-l-256
+        mmspec convert path/to/hed.safetensors --image-size 512 --out controlar-hed
+        mmspec convert path/to/PAR-XL-4x.pt --image-size 384 --out par-xl-4x
+        mmspec convert path/to/var_d16.pth --out var-d16
+        mmspec convert path/to/vae_ch160v4096z32.pth --out var-d16/vq
         mmspec convert path/to/Lumina-mGPT-7B-768 --out lumina-768
-        mmspec convert pretrained_models/mar/mar_large --vae kl16.ckpt --out mar-large
+        mmspec convert path/to/mar_large --vae path/to/kl16.ckpt --out mar-large
     """
     from mmspec.plugins import converter_of, load
 
@@ -112,9 +112,9 @@ def export(
     The folder is written completely or not at all.
 
     Example:
-        mmspec export my-eagle3 head --to specforge --target my-model
-        mmspec export my-mtp my-model-with-mtp --to checkpoint --target my-model
         mmspec export assets/scenes-llava-small assistant --to transformers
+        mmspec export path/to/eagle3 head --to specforge --target path/to/model
+        mmspec export path/to/mtp model-with-mtp --to checkpoint --target path/to/model
     """
     announce(drafter)
     chosen = read_dtype(dtype)

@@ -78,9 +78,9 @@ def images(
     comparable with each other. Published figures use --features inception.
 
     Example:
-        mmspec evaluate images --accelerator none,sjd,lantern --n 32
+        mmspec evaluate images --accelerator none,sjd,lantern --n 32 --out drawn
         mmspec evaluate images --folder drawn/sjd --against drawn/none
-        mmspec evaluate images --ray --accelerator sjd --n 1000 --out drawn
+        mmspec evaluate images --ray --accelerator sjd --n 1000 --out many
     """
     source = str(folder) if folder is not None else announce(model, REFERENCE_IMAGE)
     from mmspec.core.statistics import merge_stats

@@ -128,13 +128,13 @@ def generate(
 
     Several images are written as one sheet with captions. The table shows the
     promise of each accelerator: exact, a bound on the total variation distance per
-    token (tv<=0.1), or lossy.
+    token (tv<=0.1), approximate, or lossy.
 
     Example:
         mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
-        mmspec generate "a bird" --model controlar-hed --control edges.png --control-strength 0.6
+        mmspec generate "a bird" --model path/to/controlar-hed --control path/to/edges.png
         mmspec generate --compare none,sjd,gsd,lantern --out compared.png
-        mmspec generate --ray --prompt-file prompts.txt --out drawn
+        mmspec generate --ray --prompt-file assets/prompts/geneval.jsonl --out drawn
     """
     if compare is not None and accelerator is not None:
         raise InputError("--compare", compare, "cannot be combined with --accelerator")
@@ -205,7 +205,7 @@ def draw_many(
     if len(choices) > 1:
         raise InputError("--compare", [one.label for one in choices], "must be one accelerator with --ray")
     if not prompts and not classes:
-        raise InputError("--ray", True, "needs prompts, --prompt-file or --class")
+        raise InputError("prompts, --prompt-file or --class", None, "must be given with --ray")
     choice = with_drafter(choices[0] if choices else parse_choice("sjd"), source, how.drafter)
     settings = asked.settings
     del settings["batch_size"]

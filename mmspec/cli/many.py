@@ -60,7 +60,7 @@ def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | 
             for index, one in enumerate(examples)
         ]
     if not images:
-        raise InputError("--ray", True, "needs --prompt-file or images")
+        raise InputError("images or --prompt-file", None, "must be given with --ray")
     return [Item(index, prompt, (located(image),)) for index, image in enumerate(images)]
 
 

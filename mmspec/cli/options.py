@@ -45,8 +45,8 @@ ModelOption = Annotated[
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="none, copy, draft_model:num_draft_tokens=8, ...; by default that of the model's drafters.json, "
-        "or copy."
+        help="none, copy, draft_model:num_draft_tokens=8, ...; by default that of drafters.json in the "
+        "model's folder; otherwise copy, or none for masked models."
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
@@ -83,7 +83,9 @@ class ModelOptions:
             "that of drafters.json in the model's folder."
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling and of the choice of scenes.")] = 0
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of sampling, and of the scenes if no prompt or image is given.")
+    ] = 0
     dtype: Annotated[str, typer.Option(help="auto (as in the checkpoint), float32, bfloat16 or float16.")] = (
         "auto"
     )
@@ -96,7 +98,9 @@ class ModelOptions:
     mode: Annotated[
         str | None,
         typer.Option(
-            help="For models trained for both modes: blocks or autoregressive.", show_default="blocks"
+            help="Decoding of models that were trained to fill masked blocks and to predict the next token: "
+            "blocks or autoregressive.",
+            show_default="blocks",
         ),
     ] = None
     pack: Annotated[

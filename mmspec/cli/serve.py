@@ -20,7 +20,7 @@ from mmspec.cli.loading import (
     load_pipeline,
     parse_choice,
 )
-from mmspec.cli.options import Accelerator, Host, ModelOptions, Port, unpack_options
+from mmspec.cli.options import Host, ModelOptions, Port, unpack_options
 from mmspec.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -42,7 +42,13 @@ def serve(
             help="Checkpoint folders or hub ids; by default the reference models for text and images.",
         ),
     ] = None,
-    accelerator: Accelerator = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(
+            help="none, copy, sjd:window=16, ...; by default for text that of drafters.json in the model's "
+            "folder, or copy; for images sjd:coupling=exact, or none where sjd does not apply."
+        ),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: Annotated[

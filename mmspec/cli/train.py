@@ -122,12 +122,12 @@ def drafter(
     on batches of 8 examples. An interrupted training continues with --resume.
 
     Example:
-        mmspec train drafter --target llava-hf/llava-1.5-7b-hf --data my.jsonl --method flash
         mmspec train drafter --target assets/scenes-llava --out my-flash --method flash:block=10:bias_rank=64
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8
         mmspec train drafter --target assets/scenes-llamagen --out my-eagle --minutes 8 --resume
-        mmspec train drafter --target my-llamagen --out my-eagle --data images.jsonl --minutes 60
-        mmspec train drafter --target deepseek-ai/Janus-Pro-7B --method cjd --data prompts.jsonl --minutes 600
+        mmspec train drafter --target llava-hf/llava-1.5-7b-hf --data path/to/conversations.jsonl
+        mmspec train drafter --target path/to/llamagen --data path/to/images.jsonl --minutes 60
+        mmspec train drafter --target deepseek-ai/Janus-Pro-7B --method cjd --data path/to/prompts.jsonl
     """
     announce(target)
     from mmspec.errors import InputError
@@ -224,9 +224,9 @@ def draft_model(
     --resume.
 
     Example:
-        mmspec train draft-model --target Qwen/Qwen3-8B --from Qwen/Qwen3-0.6B --data my.jsonl --minutes 120
-        mmspec train draft-model --target my-model --from layers:3 --data my.jsonl --own-share 0
-        mmspec train draft-model --target my-model --from my-draft --data my.jsonl --own-share 1
+        mmspec train draft-model --target Qwen/Qwen3-8B --from Qwen/Qwen3-0.6B --data path/to/chats.jsonl
+        mmspec train draft-model --target path/to/model --from layers:3 --data path/to/chats.jsonl
+        mmspec train draft-model --target path/to/model --from path/to/draft --data path/to/chats.jsonl
     """
     announce(target)
     from mmspec.training.draft_model import train_draft_model

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,11 +14,12 @@ from mmspec.cli.loading import AcceleratorChoice, absolute_options, own_drafters
 from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
-from mmspec.open_types import Json
+from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mmspec.accelerators.tuned import Tuned
     from mmspec.evaluation.speed.tuning import Trial
     from mmspec.targets import AnyTarget
 
@@ -43,15 +45,16 @@ def tune(
 
     All candidates run on a few prompts, and the faster ones on more. Afterwards
     accelerator="auto" uses the winner. Plain decoding wins unless another
-    candidate is significantly faster.
+    candidate is significantly faster. With --drafter, the faster result of an earlier
+    run with another drafter is kept if task and settings are the same.
 
     Example:
         mmspec tune assets/scenes-llava
         mmspec tune assets/scenes-llamagen --task generate --tv 0.1 --batch-size 4
-        mmspec caption image.png --accelerator auto
+        mmspec caption assets/images/scene.png --accelerator auto
     """
     source = asked.announce()
-    from mmspec.accelerators.tuned import Tuned, save_tuned
+    from mmspec.accelerators.tuned import Tuned, save_tuned, tuned_file
     from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import STAGES, allowed_by, fastest, search
@@ -93,10 +96,47 @@ def tune(
         [trial.as_dict() for trial in trials],
         described,
     )
-    path = save_tuned(subject.pipe.model, found)
-    value = {"best": best.label, **vars(found), "saved": str(path)}
+    model = subject.pipe.model
+    earlier, path = stored(model, found), tuned_file(model, found.batch_size, tv)
+    measured = [(one.name, absolute_options(one)) for one in choices.values()]
+    is_stored = how.drafter is None or earlier is None or not is_kept(earlier, found, measured, subject)
+    if is_stored:
+        save_tuned(model, found)
+    value = {"best": best.label, **vars(found), "saved": str(path) if is_stored else None}
     print_result(value, shown(trials, best.label, described), how.as_json)
-    note(f'best: {best.label}, stored for accelerator="auto" in {path}')
+    before = "" if earlier is None else written(earlier)
+    if is_stored:
+        instead = before and f", instead of {before}"
+        note(f'best: {best.label}, stored for accelerator="auto" in {path}{instead}')
+    else:
+        note(f'best: {best.label}, not stored: accelerator="auto" keeps {before} in {path}')
+
+
+def stored(model: Any, found: Tuned) -> Tuned | None:
+    """The stored result for the model and the conditions of a new one; None if there is none to read."""
+    from mmspec.accelerators.tuned import find_tuned
+
+    try:
+        return find_tuned(model, found.batch_size, found.tv)
+    except InputError:
+        return None
+
+
+def is_kept(earlier: Tuned, found: Tuned, measured: Sequence[tuple[str, Keywords]], subject: Subject) -> bool:
+    """Whether an earlier result is faster under the same settings, and was not measured again."""
+    drafter = Path(str(earlier.options.get("drafter", "")))
+    return (
+        earlier.speedup > found.speedup
+        and all(earlier.found_on.get(name) == found.found_on[name] for name in subject.described)
+        and (earlier.accelerator, earlier.options) not in measured
+        and (drafter.is_dir() or not drafter.is_absolute())
+    )
+
+
+def written(found: Tuned) -> str:
+    """A result as on the command line, with its speed-up."""
+    parts = [found.accelerator, *(f"{name}={value}" for name, value in found.options.items())]
+    return f"{':'.join(parts)} ({found.speedup:.2f}x)"
 
 
 def candidates(subject: Subject, source: str, drafter: str | None, tv: float) -> list[AcceleratorChoice]:

@@ -102,8 +102,8 @@ class RaggedLayer(CacheLayerMixin):
         length = key_states.shape[2]
         if length != plan.tokens:
             raise UnsupportedModelError(
-                f"a layer caches {length} states for {plan.tokens} tokens. Speculative decoding needs models "
-                "whose image features replace prompt tokens"
+                f"the model caches {length} states for {plan.tokens} tokens. mmspec supports models whose "
+                "prompt has one token for each image feature"
             )
         if plan.prefill_row is not None:
             self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
@@ -500,7 +500,8 @@ def check_layer_types(text: PreTrainedConfig) -> list[str]:
             after a rejection, or attention in chunks; or it has no layer count.
     """
     if not hasattr(text, "num_hidden_layers"):
-        raise UnsupportedModelError(f"{text.model_type} has no single stack of layers (num_hidden_layers)")
+        reason = "its config has no num_hidden_layers, the number of layers of a single decoder"
+        raise UnsupportedModelError(f"models of type {text.model_type!r} are not supported: {reason}")
     types = getattr(text, "layer_types", None)
     if types is None:
         types = getattr(text, "layers_block_type", None)

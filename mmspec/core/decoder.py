@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mmspec.core.canvas import Stopping
 from mmspec.core.distributions import AnyDistribution
-from mmspec.core.draft import Draft
+from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.interfaces import (
     AcceptanceRule,
     AnyRule,
@@ -26,7 +26,15 @@ from mmspec.core.verdict import Measured, Verdict
 from mmspec.errors import InputError
 from mmspec.plugins import RULES
 
-__all__ = ["Decoder", "is_sound"]
+__all__ = ["Decoder", "is_sound", "rule_name"]
+
+#: How the candidates of each kind of draft are chosen, for error texts.
+CHOSEN = {
+    DraftKind.POINT: "chosen without sampling",
+    DraftKind.COUPLED: "drawn with the target's noise",
+    DraftKind.IID: "sampled independently",
+    DraftKind.WITHOUT_REPLACEMENT: "sampled without replacement",
+}
 
 
 @dataclass(frozen=True)
@@ -47,15 +55,19 @@ class Decoder:
     def __post_init__(self) -> None:
         if is_sound(type(self.rule), self.drafter):
             return
-        sound = sorted(name for name in RULES if is_sound(RULES[name], self.drafter))
-        shape = "trees" if self.drafter.branches else "chains"
-        if isinstance(self.rule, AcceptanceRule) and self.rule.judges_whole and not self.drafter.draws_anew:
-            shape += " whose candidates are kept across rounds"
-        rule = (
-            f"is not sound for {self.drafter.kind.value} {shape} and would bias the output; for "
-            f"{type(self.drafter).__name__} with these options use one of: {', '.join(sound)}"
+        sound = sorted(
+            name for name in RULES if is_sound(RULES[name], self.drafter) and reads(RULES[name], self.drafter)
         )
-        raise InputError("acceptance", type(self.rule).__name__, rule)
+        reason = "this one is for another kind of draft"
+        of_kind = isinstance(self.rule, self.drafter.judged_by) and reads(type(self.rule), self.drafter)
+        if of_kind and isinstance(self.rule, AcceptanceRule):
+            shape = "trees" if self.drafter.branches else "chains"
+            shape += f" of candidates {CHOSEN[self.drafter.kind]}"
+            if self.rule.judges_whole and not self.drafter.draws_anew:
+                shape += " and kept across rounds"
+            reason = f"its drafts are {shape}, for which this one would bias the output"
+        rule = f"must be one of {', '.join(sound)} for this drafter with these options: {reason}"
+        raise InputError("acceptance", rule_name(self.rule), rule)
 
     @property
     def promise(self) -> Promise:
@@ -103,6 +115,17 @@ class Decoder:
     ) -> tuple[Verdict, Measured]:
         """Decide which draft tokens a round commits. The arguments are those of `Rule.decide`."""
         return self.rule.decide(draft, output, scores, random, first)
+
+
+def rule_name(rule: AnyRule) -> str:
+    """Return the name that `acceptance=` accepts for a rule, or its class name if it has none."""
+    return next((name for name in RULES if RULES[name] is type(rule)), type(rule).__name__)
+
+
+def reads(rule: type[AnyRule], drafter: Drafter) -> bool:
+    """Return whether a rule and a drafter are for the same kind of tokens, discrete or continuous."""
+    pair = rule.distribution, drafter.distribution
+    return issubclass(*pair) or issubclass(*reversed(pair))
 
 
 def is_sound(rule: type[AnyRule], drafter: Drafter) -> bool:

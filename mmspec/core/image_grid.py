@@ -164,7 +164,8 @@ def require_grid(layout: Layout | None, user: str) -> ImageGrid:
     """Return the layout if it is a single grid; raise InputError, which names the `user`, otherwise."""
     if isinstance(layout, ImageGrid):
         return layout
-    raise InputError("layout", str(layout), f"must be the grid of one image for {user}, which reads its rows")
+    got = "no image" if layout is None else str(layout)
+    raise InputError("image layout", got, f"must be the grid of a single image, whose rows {user} reads")
 
 
 class Grammar(Rows):

@@ -468,7 +468,7 @@ class Drafter(ABC):
         Raises:
             InputError: the drafter estimates no probability.
         """
-        rule = f"must be 'fixed' for {type(self).__name__}, which has no confidence"
+        rule = "cannot be used with this drafter, which does not estimate the probability of its candidates"
         raise InputError("length", "confidence", rule)
 
     def check(self, target: AnyTarget) -> None:

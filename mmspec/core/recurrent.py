@@ -303,7 +303,8 @@ class RecurrentLayer(LinearAttentionLayer):
             return
         if self.plan.prefill_row is None:
             raise UnsupportedModelError(
-                "a mixer updates its state while a draft is scored, which a rejection cannot undo"
+                "a recurrent layer of the model changes its state while a draft is scored, which cannot be "
+                "undone for rejected draft tokens; mmspec does not support this layer"
             )
         self._row_of(key, state)[self.plan.prefill_row] = state[0]
 

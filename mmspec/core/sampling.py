@@ -46,6 +46,7 @@ __all__ = [
     "check_rows",
     "check_setting",
     "edges_of",
+    "processor_names",
     "read_setting",
 ]
 
@@ -313,6 +314,12 @@ class Sampler(RowSettings):
         if isinstance(greedy, Tensor):
             greedy = greedy.repeat_interleave(shape[0] // len(greedy), 0)
         return Scores(logits, greedy, warping, shape)
+
+
+def processor_names(sampler: RowSettings) -> list[str]:
+    """Return the class names of the logits processors of all rows, for error texts."""
+    held = (each.processors if isinstance(each, Lockstep) else each for each in sampler.processors)
+    return sorted({type(processor).__name__ for row in held for processor in row})
 
 
 def edges_of(processor: Any) -> list[int] | None:

@@ -35,11 +35,15 @@ def check_head(name: str, model: PreTrainedModel) -> PreTrainedModel:
         adopted: PreTrainedModel = kind.adopt(model)
         return adopted
     if not isinstance(model, kind):
-        others = [other for other, head in HEADS.items() if isinstance(model, head.load("model"))]
-        rule = what_writes(name) + what_takes(others)
+        rule = what_writes(name) + what_takes(heads_of(model))
         raise InputError("drafter", type(model).__name__, rule)
     head: PreTrainedModel = model
     return head
+
+
+def heads_of(model: PreTrainedModel) -> list[str]:
+    """Return the names of the methods whose head a loaded model is."""
+    return [name for name, head in HEADS.items() if isinstance(model, head.load("model"))]
 
 
 def what_writes(name: str) -> str:
@@ -80,16 +84,19 @@ def layouts() -> dict[str, Layout]:
     return {name: layout for name, layout in published.items() if isinstance(layout, Layout)}
 
 
-def check_no_other(name: str, source: str | Path) -> None:
-    """Raise an error for a local folder that holds a head for other accelerators than the named one.
+def check_no_other(name: str, source: str | Path | PreTrainedModel) -> None:
+    """Raise an error for a head, loaded or in a local folder, for other accelerators than the named one.
 
     Raises:
-        CheckpointError: it does, or it is damaged.
+        CheckpointError: it is such a head, or the folder is damaged.
     """
-    found = heads_in(Path(source)) if Path(source).is_dir() else []
+    if isinstance(source, PreTrainedModel):
+        found, shown = heads_of(source), type(source).__name__
+    else:
+        found, shown = heads_in(Path(source)) if Path(source).is_dir() else [], str(source)
     if found and name not in found:
-        rule = what_writes(name) if name in HEADS else f"must be a model for {name!r}"
-        raise CheckpointError("drafter", str(source), rule + what_takes(found))
+        rule = what_writes(name) if name in HEADS else f"must be a draft model for {name!r}, not a head"
+        raise CheckpointError("drafter", shown, rule + what_takes(found))
 
 
 def load_head(

@@ -168,7 +168,7 @@ class HeadDrafter(TrainedDrafter):
 
     def stopping_below(self, probability: float) -> Self:
         if not isinstance(self.shape, DynamicTree) and self.rates_paths:
-            rule = "needs a dynamic tree: a static tree of the likeliest candidates has a fixed size"
+            rule = "must be 'auto' or 'fixed' with a static tree; tree='dynamic' can stop early"
             raise InputError("length", "confidence", rule)
         cautious = copy.copy(self)
         cautious.shape = self.shape.stopping_below(probability)

@@ -23,6 +23,7 @@ from transformers import MODEL_MAPPING, GenerationConfig, PreTrainedConfig, PreT
 from mmspec.errors import CheckpointError
 from mmspec.heads.configuration import HeadConfig
 from mmspec.heads.layers import AXES, FULL, KNOWN, MORE, PART, SCALINGS, SLIDING
+from mmspec.models.checkpoint import first_line
 from mmspec.models.official_files import (
     fill,
     find_file,
@@ -170,7 +171,7 @@ class Layout:
         except CheckpointError:
             raise
         except (TypeError, ValueError, AttributeError, KeyError, StrictDataclassError) as error:
-            rule = f"must be {self.what.format(layers=found.layers)} ({error})"
+            rule = f"must be {self.what.format(layers=found.layers)} ({first_line(error)})"
             raise CheckpointError("drafter", str(found.file if self.has_config else path), rule) from error
         if config is None:
             return None

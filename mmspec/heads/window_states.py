@@ -114,7 +114,7 @@ class StateWindowDrafter(TrainedDrafter, WindowDrafter):
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         super().admit(requests, sampler, stopping)
         if sampler.is_guided and not self.model.config.guided:
-            rule = "must be 1, unless the head was trained under guidance, as this one was not"
+            rule = "must be 1 with this head, which was not trained under guidance"
             raise InputError("guidance_scale", sampler.guidance_scale, rule)
         columns = self.model.config.columns
         for layout in (request.layout for request in requests if request.layout is not None and columns):

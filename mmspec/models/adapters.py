@@ -136,7 +136,9 @@ def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
             count = len(stored.keys())
         report = model.load_adapter(str(adapter.folder))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        rule = f"must be an adapter for {adapter.base}: {first_line(error)}"
+        is_shape = "mismatched_sizes" in str(error)
+        reason = "its weights have other shapes" if is_shape else first_line(error)
+        rule = f"must be an adapter for {adapter.base}: {reason}"
         raise CheckpointError("model", str(adapter.folder), rule) from error
     except SafetensorError as error:
         rule = "must be a complete safetensors file"

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 import torch
 from huggingface_hub import is_offline_mode
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
@@ -201,8 +202,8 @@ def check_folder(
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            rule = "must be a complete safetensors file"
-            raise CheckpointError(str(file), first_line(error), rule) from error
+            rule = f"must be a complete safetensors file ({first_line(error)})"
+            raise CheckpointError(argument, str(file), rule) from error
 
 
 def nearest_name(name: object, known: Iterable[str]) -> str:
@@ -219,7 +220,8 @@ def read_json(path: Path, max_bytes: int) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise CheckpointError(str(path), first_line(error), "must be valid JSON") from error
+        rule = f"must be valid JSON ({first_line(error)})"
+        raise CheckpointError(str(path), f"{size:,} bytes", rule) from error
 
 
 def read_index(index: Path) -> dict[str, str]:
@@ -231,7 +233,8 @@ def read_index(index: Path) -> dict[str, str]:
     stored = read_json(index, MAX_INDEX_BYTES)
     table = stored.get("weight_map") if isinstance(stored, dict) else None
     if not isinstance(table, dict) or not table:
-        raise CheckpointError(str(index), stored, "must be a JSON object with the key 'weight_map'")
+        rule = "must be a JSON object whose 'weight_map' names the file of each tensor"
+        raise CheckpointError(str(index), stored, rule)
     for shard in table.values():
         if not isinstance(shard, str) or Path(shard).name != shard:
             raise CheckpointError(str(index), shard, "must name files in the same folder")
@@ -453,7 +456,11 @@ def listing(names: list[str]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    """The first line of an exception's text, shortened."""
+    """The first line of an exception's text, shortened; for an invalid config, the rule that it breaks."""
+    if isinstance(error, StrictDataclassError) and error.__cause__ is not None:
+        return str(error.__cause__)[:200]  # the text itself begins with the name of the validator
+    if isinstance(error, KeyError):
+        return f"there is no key {error}"
     text = str(error).strip().splitlines()
     kind = "" if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: "
-    return (kind + text[0] if text else type(error).__name__)[:200]
+    return (kind + text[0].rstrip(": ") if text else type(error).__name__)[:200]

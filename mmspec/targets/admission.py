@@ -78,7 +78,7 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
     cache = cache_name(model.forward, decoder.forward)
     for argument in (*needed, cache):  # passed in every forward pass
         if not takes(model, argument):
-            raise refusal(model, f"takes no `{argument}`, which tree nodes need")
+            raise refusal(model, f"takes no `{argument}`, which draft trees need")
     own = inspect.signature(model.forward).parameters.get(cache)
     if own is not None and "dict" in str(own.annotation):  # XLM's `cache` is older than transformers' caches
         raise refusal(model, f"has its own kind of cache (`{cache}`: {own.annotation})")
@@ -113,7 +113,7 @@ def check_rope_index(model: PreTrainedModel, more: frozenset[str]) -> None:
     unknown = sorted({*inspect.signature(rope_index).parameters} - ROPE_ARGUMENTS - more)
     if unknown:
         raise refusal(
-            model, f"computes its positions from {', '.join(unknown)} too, which no target supports yet"
+            model, f"computes its positions from {', '.join(unknown)} too, which mmspec does not support yet"
         )
 
 

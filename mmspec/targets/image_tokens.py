@@ -108,8 +108,8 @@ class ImageTokenTarget(CausalTarget, ABC):
         for part, vectors in (("codebook", codebook), ("vq", own)):
             if vectors is not None and len(vectors) != self.entries:
                 name = type(model).__name__
-                rule = f"must have a codebook of {self.entries} entries, as many as {name} predicts"
-                raise CheckpointError(part, f"{len(vectors)} entries", rule)
+                rule = f"must have {self.entries} code vectors, as many as {name} predicts"
+                raise CheckpointError(part, f"{len(vectors)} code vectors", rule)
         codebook = own if codebook is None else codebook
         self.codebook = None if codebook is None else codebook.detach().to(self.device)
         self.vocabulary = grid.codebook_size + syntax

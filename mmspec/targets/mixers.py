@@ -165,8 +165,9 @@ def find_mixers(model: PreTrainedModel) -> list[nn.Module]:
             found = [part for part in parts if keeps_state(part)]
         if len(found) != 1:
             raise UnsupportedModelError(
-                f"layer {index} of {type(model).__name__} ({kind}) keeps a recurrent state, which cannot "
-                f"drop rejected draft tokens: {len(found)} of its modules take the cache and one input, not 1"
+                f"layer {index} of {type(model).__name__} ({kind}) keeps a recurrent state, which mmspec "
+                "cannot restore after a rejection: exactly one of its modules must take the cache and a "
+                f"single other input, but {len(found)} do"
             )
         mixers += found
     return mixers

@@ -69,14 +69,16 @@ def thinned(given: Keywords, places: Tensor) -> Keywords:
     embeddings, positions = given.get("inputs_embeds"), given.get("position_ids")
     if embeddings is None or positions is None:
         raise UnsupportedModelError(
-            "the model passes no embeddings or no positions to its decoder; it can only process whole prompts"
+            "the draft model passes no embeddings or no positions to its decoder, so it can only process "
+            "whole prompts; leave out `keep`"
         )
     length = embeddings.shape[1]
     for name in given.keys() - BY_PLACE.keys():
         value = given[name]
         if isinstance(value, dict) or isinstance(value, Tensor) and length in value.shape:
             raise UnsupportedModelError(
-                f"the model passes {name} of all places; it can only process whole prompts"
+                f"the draft model passes {name} of all tokens to its decoder, so it can only process whole "
+                "prompts; leave out `keep`"
             )
     cut = {
         name: given[name].index_select(dim, places)
@@ -124,7 +126,8 @@ def attention_behind(target: Any, state: Any, tokens: Tensor) -> Tensor:
         nodes = Tree.chain(tokens, DraftKind.POINT).nodes
         reader.score_nodes(replace(state, additive=decoder.dtype), nodes)
     if not found:
-        raise UnsupportedModelError(f"{type(target.model).__name__} returns no attention weights")
+        name = type(target.model).__name__
+        raise UnsupportedModelError(f"{name} returns no attention weights; leave out `keep`, or pass mass=0")
     return torch.stack([each[:, :, -1].float().mean(1) for each in found]).mean(0)
 
 

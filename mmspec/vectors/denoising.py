@@ -232,7 +232,7 @@ def run_chain(
 def require_noise(process: DenoisingProcess) -> None:
     """Raise InputError if a step has no noise: its states have no density for the acceptance test."""
     if not process.is_noisy:
-        rule = "must add noise in every step, including the last; reflection and shared noise take any"
+        rule = "must have noise in every step: pass last_step_noise=True, or use reflection or shared_noise"
         raise InputError("schedule", "a step without noise", rule)
 
 

@@ -84,8 +84,8 @@ def reflect(p: Denoising, q: Denoising, u: Tensor) -> tuple[Tensor, Tensor]:
     if q.drawn is None:
         raise TypeError("candidates of a denoising head are verified with their chains; q.drawn is None")
     if not p.process.has_fixed_noise:
-        rule = "must have the same noise for target and draft (a flow); other rules verify whole chains"
-        raise InputError("schedule", "deviations that the network predicts", rule)
+        rule = "needs a flow head; use speculative_sampling for heads that predict their deviations"
+        raise InputError("acceptance", "reflection", rule)
     chains = q.drawn.flatten(0, 1)
     (mean, std), (other, _) = p.process.transitions(chains[:, :-1]), q.process.transitions(chains[:, :-1])
     moves = std > 0
@@ -178,11 +178,7 @@ class CSpD(LastStep):
             )
             raise InputError("max_tries", tries, rule)
         exact = (self.temperature, self.variance_factor, self.max_tries) == (1.0, "none", None)
-        object.__setattr__(self, "exactness", Level.EXACT if exact else Level.LOSSY)
-
-    @property
-    def promise(self) -> Promise:
-        return Promise(Level.EXACT if self.exactness is Level.EXACT else Level.APPROXIMATE)
+        object.__setattr__(self, "exactness", Level.EXACT if exact else Level.APPROXIMATE)
 
     def last(self, distribution: Denoising, chains: Tensor) -> Surrogate:
         last = super().last(distribution, chains)
@@ -247,7 +243,7 @@ class SharedNoise(AcceptanceRule):
     tolerance: float = 0.0
 
     sound_for = frozenset(DraftKind)
-    exactness = Level.LOSSY
+    exactness = Level.APPROXIMATE
     bound = "a vector is the target's own draw, given a context off by at most the tolerance"
     chains_only = True
     distribution = Continuous

@@ -108,7 +108,7 @@ SETTINGS = [
            num_draft_token=5),
     method(43, "unknown rule", "acceptance", "copy", "did you mean 'typical'?", acceptance="typicl"),
     method(43, "rule of another kind", "acceptance", "copy", "must be one of ", acceptance=5),
-    method(43, "unsound pairing", "acceptance", "copy", "not sound", "sample_and_match",
+    method(43, "unsound pairing", "acceptance", "copy", "would bias", "sample_and_match",
            acceptance="speculative_sampling"),
     method(43, "missing draft model", "drafter", "draft_model", "got None", "'draft_model' needs"),
     method(43, "draft model for copy", "drafter", "copy", "uses no draft model", drafter="a"),

@@ -102,6 +102,26 @@ def test_examples_name_commands_options_and_files_that_there_are():
         check_example(example)
 
 
+WRITTEN = {"--out", "--plot", "--html", "--results"}
+FILES = {".png", ".jpg", ".txt", ".csv", ".tsv", ".json", ".jsonl", ".pt", ".pth", ".ckpt", ".safetensors"}
+
+
+def test_input_files_of_examples_are_in_a_clone_or_placeholders():
+    """So that an example runs as it is, or shows which part to replace."""
+    from typer.main import get_command
+
+    from mmspec.cli.application import app
+
+    assert app.info.epilog.startswith("Try, in a clone: mmspec ")
+    check_example(app.info.epilog.partition(": ")[2])
+    for example in [*examples_of(get_command(app)), app.info.epilog]:
+        words = shlex.split(example)
+        for before, word in zip(["", *words], words, strict=False):
+            read = before not in WRITTEN and before != ">" and "compare" not in words
+            if read and Path(word).suffix in FILES and not word.startswith("path/to/"):
+                assert Path(word).exists(), example
+
+
 def test_commands_of_pages_name_commands_options_and_files_that_there_are():
     examples = list(commands_of_pages())
     assert len(examples) > 80

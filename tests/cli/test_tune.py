@@ -2,12 +2,15 @@
 
 import copy
 import json
+from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from mmspec.accelerators.tuned import Tuned, find_tuned, fingerprint, save_tuned
+from mmspec.cli.tune import is_kept
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example
 from mmspec.evaluation.speed.timing import Decoded, batches_of
@@ -72,6 +75,35 @@ def test_options_and_drafters_of_a_winner_are_used(tiny_folder):
         pipe.set_accelerator("auto")
     pipe.set_accelerator("auto", batch_size=4)
     assert (pipe.accelerator.name, pipe.accelerator.drafter.num_draft_tokens) == ("copy", 7)
+
+
+def test_a_named_drafter_does_not_replace_a_faster_one(run, tiny_folder, heads):
+    def tune():
+        result = run("tune", tiny_folder, *SMALL, "--drafter", heads["eagle"])
+        assert result.exit_code == 0, result.output
+        return "".join(result.output.split())  # without line breaks
+
+    model = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none").model
+    settings = {"task": "mixed", "max_new_tokens": 8, "temperature": 0.0}
+    other = Tuned("flash", {"drafter": str(heads["flash"])}, 1, 0.0, 99.0, found_on=settings)
+    path = save_tuned(model, other)
+    assert f'notstored:accelerator="auto"keepsflash:drafter={heads["flash"]}(99.00x)in{path}' in tune()
+    assert find_tuned(model) == other
+    save_tuned(model, replace(other, speedup=0.5))
+    assert f"insteadofflash:drafter={heads['flash']}(0.50x)" in tune()
+    assert find_tuned(model).speedup != 0.5
+
+
+def test_a_faster_result_is_kept_unless_it_was_measured_again_or_otherwise(tmp_path):
+    subject = SimpleNamespace(described={"task": "mixed"})
+    ours, theirs = {"drafter": str(tmp_path)}, {"drafter": str(tmp_path / "moved")}
+    found = Tuned("eagle", {}, 1, 0.0, 1.5, found_on={"task": "mixed"})
+    earlier = replace(found, accelerator="flash", options=ours, speedup=2.0)
+    assert is_kept(earlier, found, [("eagle", {})], subject)
+    assert not is_kept(replace(earlier, speedup=1.4), found, [], subject)
+    assert not is_kept(replace(earlier, options=theirs), found, [], subject)
+    assert not is_kept(replace(earlier, found_on={"task": "story"}), found, [], subject)
+    assert not is_kept(earlier, found, [("flash", ours)], subject)
 
 
 def test_a_winner_is_of_its_weights_alone():

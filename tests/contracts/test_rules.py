@@ -93,7 +93,7 @@ def test_a_rule_says_what_it_promises() -> None:
         rule = RULES[name]
         if issubclass(rule, AcceptanceRule):
             assert rule.sound_for <= set(DraftKind) and rule.sound_for, name
-        assert rule.exactness in ("exact", "bounded", "lossy"), name
+        assert rule.exactness in ("exact", "bounded", "approximate", "lossy"), name
         assert rule.bound is None or rule.exactness != "exact", name
         assert rule.bound is not None or rule.exactness != "bounded", name
 

@@ -58,7 +58,7 @@ def test_recurrent_models_are_refused_before_any_forward(name: str, monkeypatch:
         raise AssertionError("no forward may run")
 
     monkeypatch.setattr(model, "forward", forward)
-    with pytest.raises(UnsupportedModelError, match="cannot drop rejected"):
+    with pytest.raises(UnsupportedModelError, match="cannot restore after a rejection"):
         CausalTarget(model)
 
 

@@ -89,8 +89,11 @@ def test_windows_draw_any_layout_as_plain_decoding_does(
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("zipar", "layout must be the grid of one image for zipar, which reads its rows; got '33 tokens'"),
-        ("sjd", "layout must be the grid of one image for init=above, which reads its rows; got '33 tokens'"),
+        ("zipar", "image layout must be the grid of a single image, whose rows zipar reads; got '33 tokens'"),
+        (
+            "sjd",
+            "image layout must be the grid of a single image, whose rows init=above reads; got '33 tokens'",
+        ),
         ("cjd", "image size must have rows of 6 tokens.*got '33 tokens'"),
     ],
 )

@@ -138,12 +138,15 @@ def test_parts_that_do_not_fit_are_refused(classes, tmp_path):
     shapes = vq_shapes((1, 1, 1, 1, 1), codes=VOCABULARY + 1)
     vq, codebook = vq_from_official(tmp_path, fill(shapes, seed=3, embeddings=("quantize.",)))
     with pytest.raises(
-        CheckpointError, match=f"^vq .*{VOCABULARY} entries.*; got '{VOCABULARY + 1} entries'"
+        CheckpointError,
+        match=f"^vq must have {VOCABULARY} code vectors, .*got '{VOCABULARY + 1} code vectors'",
     ):
         image_target(model, vq)
-    with pytest.raises(CheckpointError, match=f"{VOCABULARY} entries"):
+    with pytest.raises(CheckpointError, match=f"must have {VOCABULARY} code vectors"):
         image_target(model, codebook=codebook)
-    with pytest.raises(CheckpointError, match="^codebook .*; got '3 entries'"):
+    with pytest.raises(
+        CheckpointError, match=f"^codebook must have {VOCABULARY} code vectors, .*got '3 code vectors'"
+    ):
         image_target(model, vq, codebook=codebook[:3])
-    with pytest.raises(CheckpointError, match="^vq .*; got None"):
+    with pytest.raises(CheckpointError, match="^vq must be an image tokenizer, .*; got None"):
         classes.decode_tokens(torch.zeros(1, GRID**2, dtype=torch.long))

@@ -168,16 +168,18 @@ def test_positions_of_several_axes_turn_a_part_of_each_head() -> None:
 
 
 REFUSED: dict[str, dict[str, Any]] = {
-    "rope_type must .*; got 'dynamic'": {NEW: {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-    "rope_type must .*; got 'longrope'": {
+    "rope_type must be one of default, .* depend on the length .*; got 'dynamic'": {
+        NEW: {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    },
+    "rope_type must be one of default, .* depend on the length .*; got 'longrope'": {
         OLD: {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     },
     "no alpha with yarn": {OLD: {"type": "yarn", "alpha": 1000.0, **YARN}},
     "partial_rotary_factor": PART | {"partial_rotary_factor": 0.2},
     "layer_types": {"layer_types": ["chunked_attention"]},
-    "sliding_window must .*; got None": {"layer_types": ["sliding_attention"]},
-    "sliding_window must .*; got 0": SLIDES | {"sliding_window": 0},
-    "use_sliding_window must .*; got False": SLIDES | {"use_sliding_window": False},
+    "sliding_window must be a number of tokens, .*; got None": {"layer_types": ["sliding_attention"]},
+    "sliding_window must be a number of tokens, .*; got 0": SLIDES | {"sliding_window": 0},
+    "use_sliding_window must be true, as layer_types .*; got False": SLIDES | {"use_sliding_window": False},
     "q_proj.bias": {"attention_bias": True},
     "gate_proj.bias": {"mlp_bias": True},
     "is_neox_style": {"is_neox_style": False},
@@ -185,7 +187,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "num_sink_tokens": {"num_sink_tokens": 4},
     "attention_sink_bias": {"attention_sink_bias": True},
     "quantization_config": {"quantization_config": {"quant_method": "fp8"}},
-    "model_type must .*; got 'gemma'": {"model_type": "gemma"},
+    "model_type must be one of llama, .*; got 'gemma'": {"model_type": "gemma"},
 }
 
 

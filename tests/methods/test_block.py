@@ -121,8 +121,8 @@ def test_drafters_draw_anew_in_every_round() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "told"),
     [
-        ("draft_model", {"sampling": "sampled", "tree": "2x2"}, "iid trees"),
-        ("draft_model", {"sampling": "coupled"}, "coupled chains"),
+        ("draft_model", {"sampling": "sampled", "tree": "2x2"}, "trees of candidates sampled independently"),
+        ("draft_model", {"sampling": "coupled"}, "chains of candidates drawn with the target's noise"),
         ("sjd", {}, "kept across rounds"),
     ],
 )

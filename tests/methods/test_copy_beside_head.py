@@ -143,5 +143,7 @@ def test_options_of_a_head_put_copies_beside_it(tmp_path: Any) -> None:
         build_accelerator("medusa", model=head, corpus=tmp_path / "none")
     cautious: Any = build_accelerator("medusa", model=head, copy=True, length="confidence", stop_below=0.9)
     assert cautious.drafter.head.shape.stop_below == 0.9
-    with pytest.raises(InputError, match="copy must be False: .* cannot share its tree"):
+    with pytest.raises(
+        InputError, match="copy must be False for this head .*, whose tree cannot contain copies"
+    ):
         build_accelerator("medusa", model=head, copy=True, tree="3x2", sampling="sampled")

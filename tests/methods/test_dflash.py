@@ -239,5 +239,5 @@ def test_heads_of_others_are_refused_by_name_and_size(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="block_size"):
         load_head("dflash", publish(tmp_path / "c", head, config), target.config, *where)
     config = config_of(head, "z-lab") | {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}}
-    with pytest.raises(CheckpointError, match="rope_type must be .*; got 'dynamic'"):
+    with pytest.raises(CheckpointError, match="rope_type must be one of default, .*; got 'dynamic'"):
         load_head("dflash", publish(tmp_path / "d", head, config), target.config, *where)

@@ -168,13 +168,22 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "final_logit_softcapping": ({"final_logit_softcapping": 30.0}, {}),
     "is_neox_style": ({"is_neox_style": False}, {}),
     "mlp_bias": ({"mlp_bias": True}, {}),
-    "sliding_window must .*; got None": ({}, {"use_swa": True}),
-    "use_sliding_window must .*; got False": (SLIDES | {"use_sliding_window": False}, {}),
+    "sliding_window must be a number of tokens, .*; got None": ({}, {"use_swa": True}),
+    "use_sliding_window must be true, as layer_types .*; got False": (
+        SLIDES | {"use_sliding_window": False},
+        {},
+    ),
     "layer_types": ({"layer_types": [SLIDING, FULL, "chunked_attention"], "sliding_window": 5}, {}),
-    "num_hidden_layers must .*; got 4": ({"num_hidden_layers": 4}, {}),
+    "num_hidden_layers must be 3, as in its weights; got 4": ({"num_hidden_layers": 4}, {}),
     "sinks": ({}, {"attention_sink_bias": True}),
-    "rope_type must .*; got 'dynamic'": ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, {}),
-    "mask_token must .*; got 24": ({}, {"mask_token_id": WORDS}),
+    "rope_type must be one of default, .* depend on the length .*; got 'dynamic'": (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
+        {},
+    ),
+    "for a target of 8 layers .mask_token must be a token from 0 to 23; got 24": (
+        {},
+        {"mask_token_id": WORDS},
+    ),
     "q_proj.bias": ({"attention_bias": True}, {}),
 }
 

@@ -138,7 +138,7 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({}, {"fc_norm": True, "norm_before_fc": True}, "norms the same states"),
         ({}, {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS]}, "taps"),
         ({}, nested(1, 3, LAYERS - 1), rf"eagle_config must .*from -1 to {LAYERS - 2}"),
-        ({}, nested(-2, 3, 5), "eagle_config must .*-2"),
+        ({}, nested(-2, 3, 5), r"eagle_config must have ids from -1 .*got \[-2"),
         ({}, {"rope_scaling": mrope}, "mrope_section"),
     ]
     for changes, config, named in cases:

@@ -147,7 +147,7 @@ def test_heads_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({}, {"num_key_value_heads": 2}, r"k_proj\.weight is \(4, 8\)"),
         ({}, {"model_type": "none"}, r"the config of a target"),
         ({}, {"visual": "blind"}, "visual"),
-        ({"imadpt.q": torch.ones(2, 3, 5)}, {}, "^heads .*got 3"),
+        ({"imadpt.q": torch.ones(2, 3, 5)}, {}, "^heads must divide the width 8; got 3"),
         ({"midlayer.hidden_norm.weight": torch.ones(2)}, {}, "eagle3"),
         ({"layers.ar_proj.0.weight": torch.ones(2)}, {}, "FLASH"),
     ]

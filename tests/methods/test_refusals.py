@@ -33,14 +33,14 @@ MODELS: dict[str, Callable[[], Any]] = {
 }
 OPTIONS: list[tuple[str, dict[str, Any], str]] = [
     ("copy", {"min_match": 0}, "min_match"),
-    ("copy", {"length": "confidence"}, "CopyDrafter"),
+    ("copy", {"length": "confidence"}, "does not estimate the probability of its candidates"),
     ("none", {"length": "cost"}, "one size"),
     ("sjd", {"length": "cost"}, "one size"),
     ("draft_model", {"sampling": "couple"}, "^sampling .*did you mean 'coupled'"),
     ("eagle", {"length": "costs"}, "cost"),
     ("eagle", {"length": "confidence", "stop_below": 0.0}, "stop_below"),
     ("eagle", {"length": "cost", "stop_below": 0.5}, "stop_below"),
-    ("eagle", {"length": "confidence", "tree": "eagle"}, "dynamic tree"),
+    ("eagle", {"length": "confidence", "tree": "eagle"}, "tree=.dynamic. can stop early"),
     ("eagle", {"tree": "eagle", "num_draft_tokens": 25}, "num_draft_tokens"),
     ("eagle", {"tree": [0, 0], "depth": 1}, "depth"),
     ("eagle", {"tree": "eagel"}, "^tree .*did you mean 'eagle'"),

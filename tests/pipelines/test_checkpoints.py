@@ -17,15 +17,16 @@ from safetensors.torch import load_file, save_file
 from transformers.integrations.peft import MIN_PEFT_VERSION
 
 from mmspec.accelerators.tuned import fingerprint
-from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError, UnsupportedModelError
 from mmspec.models import checkpoint
-from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline
+from mmspec.pipelines import ContinuousImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.targets import VisionLanguageTarget
 from tests.methods import flash_checks
 from tests.methods.heads_checks import medusa_for
 from tests.pipelines.byte_level import MERGES, byte_level_tokenizer
 from tests.tiny_models import tiny_image, tiny_llama
 from tests.tiny_models.continuous import folder_of
+from tests.tiny_models.llamagen import save_llamagen
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 12}
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -165,7 +166,11 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "wrong.gguf").write_bytes(b"PK and so on")
     for given, keywords, match in (
         (tmp_path / "gone.gguf", {}, r"^gguf_file .*other\.gguf, wrong\.gguf; got 'gone\.gguf'"),
-        (tmp_path, {"gguf_file": "gone.gguf"}, r"gguf_file .*got 'gone\.gguf'"),
+        (
+            tmp_path,
+            {"gguf_file": "gone.gguf"},
+            r"^gguf_file must be a file in .*GGUF files there: .*got 'gone\.gguf'",
+        ),
         (tmp_path / "wrong.gguf", {}, "^gguf_file .*GGUF file, which begins with 'GGUF'"),
         (tmp_path / "other.gguf", {"gguf_file": "x"}, "^gguf_file must be None; .*got 'x'"),
     ):
@@ -177,6 +182,30 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(checkpoint, "is_gguf_available", lambda: False)
     with pytest.raises(MissingDependencyError, match="pip install gguf"):
         MMSpecPipeline.from_pretrained(tmp_path / "other.gguf")
+
+
+def test_a_config_with_a_wrong_value_is_refused_by_its_rule(tmp_path: Path) -> None:
+    """Not by the name of the validator that found it."""
+    folder = save_llamagen(tmp_path / "class", "class")
+    stored = json.loads((folder / "config.json").read_text())
+    for wrong, rule in (
+        (
+            {"condition_type": "colour"},
+            "usable config: condition_type must be 'class' or 'caption'; got 'colour'",
+        ),
+        ({"hidden_size": "wide"}, "usable config: Field 'hidden_size' expected int, got str"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**stored, **wrong}))
+        with pytest.raises(CheckpointError, match=rule):
+            MMSpecPipeline.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["scenes-llamagen", "scenes-mar", "scenes-nextstep"])
+def test_a_model_that_only_draws_is_no_text_model(name: str) -> None:
+    kind = json.loads(Path(f"assets/{name}/config.json").read_text())["model_type"]
+    rule = f"models of type '{kind}' generate images only; load them with MMSpecPipeline.from_pretrained"
+    with pytest.raises(UnsupportedModelError, match=rule):
+        VisionLanguagePipeline.from_pretrained(f"assets/{name}")
 
 
 CALL: dict[str, Any] = {"images": tiny_image(), "max_new_tokens": 10}

@@ -170,8 +170,11 @@ def test_a_head_in_a_folder_is_loaded_for_the_model_that_is_decoded(tmp_path: Pa
             assert torch.equal(again, wanted) and by_folder.stats.drafted == by_object.stats.drafted
         model.float()
     for given, match in (
-        ({}, "drafter .*got None"),
-        ({"drafter": tmp_path / "heed"}, "drafter .*got"),
+        ({}, "^drafter must be the folder or hub id of a head .*got None"),
+        (
+            {"drafter": tmp_path / "heed"},
+            "^drafter must be a folder with a checkpoint; did you mean .*/head'.*; got",
+        ),
         ({"drafter": tmp_path / "head", "dept": 2}, "did you mean 'depth'"),
     ):
         with pytest.raises(MMSpecError, match=match):
@@ -199,7 +202,7 @@ def test_rows_of_a_padded_batch_get_their_own_images(build: Any) -> None:
 def test_what_cannot_be_done_is_named(model: PreTrainedModel) -> None:
     drafter: Any
     for name, drafter, match in (
-        ("draft_model", None, "drafter .*got None"),
+        ("draft_model", None, "^drafter must be a loaded draft model, .*got None"),
         ("draft_model", "some/folder", "loaded draft model"),
         ("copi", None, "did you mean 'copy'"),
         ("copy", model, "uses no draft model"),

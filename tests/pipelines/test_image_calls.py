@@ -63,7 +63,12 @@ def test_a_model_that_only_draws_does_not_answer_and_the_reverse(folders: Path, 
     tiny_tokenizer().save_pretrained(tmp_path)
     part: dict[str, Any]
     for kind, folder, part, match in (
-        (VisionLanguagePipeline, folders / "class", {}, "ImagePipeline"),
+        (
+            VisionLanguagePipeline,
+            folders / "class",
+            {},
+            "'llamagen' generate images only; load them with MMSpecPipeline",
+        ),
         (ImagePipeline, tmp_path, {}, "model type 'llama' generates no discrete image tokens"),
         (MMSpecPipeline, tmp_path, {"vq": tmp_path}, "^vq must be None; .*no such part"),
         (

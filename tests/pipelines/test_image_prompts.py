@@ -57,8 +57,9 @@ def test_a_caption_longer_than_the_text_encoder_reads_is_cut_and_said(
 
 def test_parts_that_are_missing_are_named(targets: dict[str, Any], reader: dict[str, Any]) -> None:
     """Other refusals are rows of tests/bad_inputs."""
+    rules = {"tokenizer": "the tokenizer of the prompts", "text_encoder": "the T5 encoder that the model"}
     for name in reader:
-        with pytest.raises(InputError, match=f"^{name} .*got None"):
+        with pytest.raises(InputError, match=f"^{name} must be {rules[name]}.*got None"):
             image_requests(targets["captions"], "blue", **{**reader, name: None})
 
 

@@ -98,7 +98,9 @@ def test_a_pipeline_finds_the_drafters_that_its_folder_names(
     monkeypatch.chdir("/")
     assert pipe.set_accelerator("medusa").accelerator.name == "medusa"
     assert pipe("red blue green", **RAW).tokens == wanted
-    with pytest.raises(CheckpointError, match=r"flash: drafter .*got '\.\./flash'"):
+    with pytest.raises(
+        CheckpointError, match=r"flash: drafter must be a folder that exists; .*got '\.\./flash'"
+    ):
         pipe.set_accelerator("flash")
     with pytest.raises(InputError, match="a head that was trained for the target, which 'eagle' needs"):
         pipe.set_accelerator("eagle")
@@ -110,7 +112,9 @@ def test_a_drafter_that_is_missing_costs_no_load(
     with_drafters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(base_module, "load_model")
-    with pytest.raises(CheckpointError, match=r"flash: drafter .*got '\.\./flash'"):
+    with pytest.raises(
+        CheckpointError, match=r"flash: drafter must be a folder that exists; .*got '\.\./flash'"
+    ):
         MMSpecPipeline.from_pretrained(with_drafters, accelerator="flash")
 
 
@@ -129,7 +133,7 @@ def test_a_folder_that_holds_something_is_kept_and_a_full_disk_leaves_nothing_be
 ) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     for place in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(CheckpointError, match="folder .*got"):
+        with pytest.raises(CheckpointError, match="^folder must be a new or an empty folder; got"):
             text.save_pretrained(place)
 
     def full(folder: Path) -> None:
@@ -194,10 +198,15 @@ def test_a_head_for_another_accelerator_is_named_for_what_it_is(
             for name in {*heads, "flash"} - {kind}:
                 with pytest.raises(CheckpointError, match=f"use accelerator='{kind}'"):
                     load_head(name, each, *of(llama()))
-            with pytest.raises(CheckpointError, match=f"'draft_model'; use accelerator='{kind}'"):
+            with pytest.raises(CheckpointError, match=f"'draft_model', not a head; use accelerator='{kind}'"):
                 MMSpecPipeline.from_pretrained(checkpoints / "llava", accelerator="draft_model", drafter=each)
     with pytest.raises(InputError, match="use accelerator='eagle'.*EagleHead"):
         load_head("eagle3", head_for(llama()), *of(llama()))
+    pipe = MMSpecPipeline.from_pretrained(checkpoints / "llava", accelerator="none")
+    with pytest.raises(
+        CheckpointError, match="'draft_model', not a head; use accelerator='eagle'.*EagleHead"
+    ):
+        pipe.set_accelerator("draft_model", drafter=head_for(llama()))
 
 
 def test_keys_that_are_missing_or_surplus_are_named(folder: Path) -> None:

@@ -116,7 +116,10 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
         lambda: ModernBertDecoderForCausalLM(ModernBertDecoderConfig(**TEXT)),
         "has a Linear for its decoder",
     ),
-    "several stacks of layers": (lambda: BltForCausalLM(BltConfig()), "no single stack of layers"),
+    "several stacks of layers": (
+        lambda: BltForCausalLM(BltConfig()),
+        "'blt' are not supported: its config has no num_hidden_layers",
+    ),
 }
 
 

@@ -293,13 +293,13 @@ def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
             train_draft_model(kept, tmp_path / "out", ROWS, steps=1, **how)
 
     refused("^divergence .*did you mean 'forward_kl'", divergence="forward")
-    refused("beta must .*; got 1.0", beta=1.0)
-    refused("own_share must .*; got 1.5", own_share=1.5)
-    refused("new_tokens must .*; got 0", new_tokens=0)
-    refused("own_share must be 0 .*; got 0.5", divergence="hard_labels")
-    refused("^rate must .*; got 0", rate=0)
-    refused("^frequent_tokens must .*; got -1", frequent_tokens=-1)
-    refused("frequent_tokens must be 0 .*; got 9", frequent_tokens=9, regenerate=4)
+    refused("^beta must be between 0.001 and 0.999; got 1.0", beta=1.0)
+    refused(r"^own_share must be between 0 .* and 1; got 1.5", own_share=1.5)
+    refused("^new_tokens must be a positive integer; got 0", new_tokens=0)
+    refused("^own_share must be 0 with hard_labels: .*; got 0.5", divergence="hard_labels")
+    refused("^rate must be above 0 and at most 100; got 0", rate=0)
+    refused("^frequent_tokens must be a number of tokens, or 0 for all; got -1", frequent_tokens=-1)
+    refused("^frequent_tokens must be 0 with regenerate: .*; got 9", frequent_tokens=9, regenerate=4)
     refused("states needs own_share=0", states=tmp_path / "states")
     refused(
         "states cannot be combined with hard labels",

@@ -287,7 +287,10 @@ def test_the_default_rule_is_sound_for_what_the_options_propose() -> None:
     for rule, options in rules.items():
         accelerator = build_accelerator("sjd", **options)
         assert type(accelerator.rule).__name__ == rule and accelerator.exactness == "exact"
-    for options, named in (({"coupling": "exact"}, "coupled chains"), (TREE, "without_replacement trees")):
+    for options, named in (
+        ({"coupling": "exact"}, "chains of candidates drawn with the target's noise"),
+        (TREE, "trees of candidates sampled without replacement"),
+    ):
         with pytest.raises(InputError, match=named):
             build_accelerator("sjd", acceptance="speculative_sampling", **options)
 

@@ -125,23 +125,28 @@ def test_siblings_without_replacement_differ_and_end_where_nothing_is_left() -> 
     assert draft.valid[:, 4:8].all() and not draft.valid[:, 8:].any(), "nor have the children of a third"
 
 
+CHOSEN = "trees of candidates chosen without sampling, .*; got 'recursive_rejection'"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("draft_model", {"tree": "4x2", "num_draft_tokens": 8}, "num_draft_tokens"),
+    ("draft_model", {"tree": "4x2", "num_draft_tokens": 8}, "^num_draft_tokens must be None beside tree"),
     ("draft_model", {"tree": "dynamic"}, "tree"),
     ("draft_model", {"tree": "4x0"}, "tree"),
     ("draft_model", {"tree": "9x9x9"}, "at most 512 nodes"),
     ("draft_model", {"tree": "eagle", "sampling": "sampled"}, "children per level"),
-    ("draft_model", {"tree": "4x2", "acceptance": "k_sequential"}, "not sound for coupled trees"),
-    ("draft_model", {"tree": "4x2", "sampling": "greedy", "acceptance": "recursive_rejection"}, "not sound"),
+    (
+        "draft_model",
+        {"tree": "4x2", "acceptance": "k_sequential"},
+        "its drafts are trees of candidates drawn with the target's noise, .*; got 'k_sequential'",
+    ),
+    ("draft_model", {"tree": "4x2", "sampling": "greedy", "acceptance": "recursive_rejection"}, CHOSEN),
     (
         "draft_model",
         {"tree": "4x2", "sampling": "without_replacement", "acceptance": "k_sequential"},
-        "not sound for without_replacement trees.*recursive_rejection",
+        "^acceptance must be one of .*recursive_rejection.* trees of candidates sampled without replacement",
     ),
     (
         "draft_model",
         {"tree": "4x2", "sampling": "sampled", "acceptance": "speculative_sampling"},
-        "not sound",
+        "trees of candidates sampled independently, for which this one would bias the output",
     ),
     ("draft_model", {"tree": "4x2", "sampling": "sampled", "length": "cost"}, "one size"),
     ("eagle", {"sampling": "sampled"}, "must be static"),

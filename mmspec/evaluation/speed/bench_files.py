@@ -87,7 +87,9 @@ def compare_benches(before: Path, after: Path) -> tuple[list[Compared], list[str
     (old_settings, old), (new_settings, new) = read_bench(before), read_bench(after)
     shared = [name for name in new if name in old]
     if not shared:
-        raise InputError("bench", f"{list(old)} and {list(new)}", "must have an accelerator in both files")
+        raise InputError(
+            "bench", f"{list(old)} and {list(new)}", "must have at least one accelerator in common"
+        )
     remarks = []
     for name in (*SAME, *REPORTED):
         theirs, ours = old_settings.get(name), new_settings.get(name)

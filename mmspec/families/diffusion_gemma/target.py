@@ -94,7 +94,7 @@ class DiffusionGemmaTarget(ModelTarget[DiffusionGemmaState]):
         Raises:
             InputError: always.
         """
-        raise InputError("compile", True, "is not supported for DiffusionGemma")
+        raise InputError("compile", type(self.model).__name__, "does not support this model")
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -36,7 +36,7 @@ from mmspec.families.llamagen.official_layout import (
     renamed,
 )
 from mmspec.families.llamagen.vq import is_vq, vq_from_official
-from mmspec.models.checkpoint import AnyModel
+from mmspec.models.checkpoint import AnyModel, first_line
 from mmspec.models.official_files import find_tensors, measure, open_checkpoint, read_config
 from mmspec.open_types import Json
 from mmspec.plugins import FAMILIES, load
@@ -99,7 +99,8 @@ def config_from_lantern(path: Path) -> LlamaGenConfig:
             settings["caption_length"] = stored["cls_token_num"]
         return LlamaGenConfig(condition_type=condition, grid_size=grid_size, **settings)
     except (KeyError, TypeError, ValueError, ArithmeticError, StrictDataclassError) as error:
-        rule = f"must be a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({error})"
+        reason = first_line(error)
+        rule = f"must be a LlamaGen config with block_size, input_type (c2i or t2i) and sizes ({reason})"
         raise CheckpointError("checkpoint", str(path.parent / "config.json"), rule) from error
 
 

@@ -15,6 +15,7 @@ from mmspec.errors import CheckpointError, InputError
 from mmspec.families.llamagen.configuration import SIZES, LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models import official_files
+from mmspec.models.checkpoint import first_line
 
 __all__ = ["build", "check_size", "config_of", "grid_size_of", "heads_of", "renamed"]
 
@@ -56,8 +57,8 @@ def config_of(path: Path, kind: type[LlamaGenConfig], **settings: Any) -> LlamaG
     try:
         return kind(**settings)
     except StrictDataclassError as error:
-        reason = str(error).splitlines()[-1].strip()
-        raise CheckpointError("checkpoint", str(path), f"has impossible sizes: {reason}") from error
+        rule = f"has impossible sizes: {first_line(error)}"
+        raise CheckpointError("checkpoint", str(path), rule) from error
 
 
 def heads_of(path: Path, depth: int, width: int, given: int | None) -> int:

@@ -241,14 +241,14 @@ class CellModelDrafter(ModelDrafter, CellOrderDrafter):
             first draft; the two models agree least when few cells are known.
         order: see `CellOrderDrafter`.
         see_drafts: whether the target sees the candidates before each cell. With False the target predicts
-            all cells given the known ones alone, as in the released code; lossy.
+            all cells given the known ones alone, as in the released code; approximate.
         last_noise: whether candidates have the noise of the last step. With False their chains end in the
-            mean of that step, as in the released code; lossy.
+            mean of that step, as in the released code; approximate.
         shared_guidance: whether the target uses the guidance scale of a draft's last cell for all its cells,
-            as the released code does where the scale grows with the image; lossy.
+            as the released code does where the scale grows with the image; approximate.
         rollback: whether candidates drafted after a rejected one are discarded. With False the rejected one
             is replaced and the others are kept, as in the released code, so that the speed does not depend
-            on acceptance; lossy.
+            on acceptance; approximate.
 
     Raises:
         InputError: a value outside its range.

@@ -19,7 +19,7 @@ from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.interfaces import DraftSession, Request
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.promise import Level
-from mmspec.core.sampling import Sampler, edges_of
+from mmspec.core.sampling import Sampler, edges_of, processor_names
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import CACHES, MaskedBlock, MaskedTarget
@@ -96,8 +96,8 @@ class PlacesDrafter(SessionDrafter):
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
-            rule = "must be empty: this model does not decode its places in order"
-            raise InputError("logits_processor", len(sampler.processors), rule)
+            rule = "must be empty: this model does not decode token by token"
+            raise InputError("logits_processor", processor_names(sampler), rule)
 
 
 class UnmaskingDrafter(PlacesDrafter):
@@ -140,8 +140,8 @@ class UnmaskingDrafter(PlacesDrafter):
         if unfit or any(isinstance(each, Lockstep) for each in sampler.processors):
             rule = (
                 "must be those of suppress_tokens, begin_suppress_tokens, min_new_tokens and min_length, or "
-                "of bad_words_ids and sequence_bias for single tokens: a masked model does not decode its "
-                "places in order, so that no processor can read the tokens before them"
+                "of bad_words_ids and sequence_bias for single tokens: a masked model does not decode from "
+                "left to right, so a processor cannot read the tokens before a place"
             )
             raise InputError("logits_processor", sorted(unfit), rule)
         for index, request in enumerate(requests):
@@ -152,8 +152,8 @@ class UnmaskingDrafter(PlacesDrafter):
 
     def fit(self, target: AnyTarget) -> UnmaskingDrafter:
         if not isinstance(target, MaskedTarget):
-            rule = "needs a masked model: other models predict the next token alone"
-            raise InputError("accelerator", "unmasking", rule)
+            rule = "decides masked places, so it needs a masked model such as LLaDA, Dream or SDAR"
+            raise InputError("accelerator", type(getattr(target, "model", target)).__name__, rule)
         own = target.block_length
         if own is not None and self.block_length not in (None, own):
             rule = f"must be {own}, the block length that the model was trained with"

@@ -19,7 +19,7 @@ from mmspec.core.draft import Draft, DraftKind
 from mmspec.core.image_grid import GridSequence, Layout, require_grid
 from mmspec.core.interfaces import DraftSession, Request
 from mmspec.core.promise import Level
-from mmspec.core.sampling import Sampler
+from mmspec.core.sampling import Sampler, processor_names
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.families.parallel_images.orders import DecodingOrder
@@ -128,8 +128,8 @@ class CellsDrafter(SessionDrafter):
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
-            rule = "must be empty: cells are not decided in order"
-            raise InputError("logits_processor", len(sampler.processors), rule)
+            rule = "must be empty: this model does not decode token by token"
+            raise InputError("logits_processor", processor_names(sampler), rule)
         cells = layout_of(requests).cells
         if stopping.max_new_tokens != cells:
             rule = f"must be {cells}, the cells of the image"

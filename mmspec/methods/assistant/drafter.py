@@ -40,8 +40,8 @@ class AssistantSession(StateSession):
     def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         if batch.prefill.cache is None:
-            rule = "must keep keys and values, which the assistant reads"
-            raise InputError("target", type(self.target).__name__, rule)
+            rule = "must be a model that caches keys and values, which the assistant reads"
+            raise InputError("target", type(self.target.model).__name__, rule)
         self.cache: RaggedCache = batch.prefill.cache
         self.layers = storing_layers(self.target.config)
 

@@ -90,8 +90,7 @@ class CopyBesideHeadDrafter(CopyDrafter):
 
     def __init__(self, head: HeadDrafter, corpus: str | Path | None = None) -> None:
         if not head.shares_tree or not head.rates_paths:
-            kind = type(head).__name__
-            rule = f"must be False: {kind} with these options cannot share its tree with copies"
+            rule = "must be False for this head with these options, whose tree cannot contain copies"
             raise InputError("copy", True, rule)
         super().__init__(head.shape.num_draft_tokens, corpus=corpus)
         self.head, self.kind, self.taps, self.rows_move = head, head.kind, head.taps, head.rows_move

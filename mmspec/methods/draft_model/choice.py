@@ -50,18 +50,15 @@ def draft_model(
     if reader.fills_masks:
         for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
             if value is not None:
-                raise InputError(
-                    name, value, "must be None: a masked model drafts a path that is searched for"
-                )
+                required = "must be None: a masked draft model drafts one chain, which it searches for"
+                raise InputError(name, value, required)
         return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
     if not reader.vector_size:
         how = sampling or "coupled", tree, keep, mass
         return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, *how))
     for name, value in (("tree", tree), ("keep", keep), ("mass", mass)):
         if value is not None:
-            required = (
-                "must be None: continuous tokens are drafted as chains, by a model that reads all tokens"
-            )
+            required = "must be None: a draft model of continuous tokens drafts a chain from the whole prompt"
             raise InputError(name, value, required)
     length = LENGTH if num_draft_tokens is None else num_draft_tokens
     if reader.any_order:

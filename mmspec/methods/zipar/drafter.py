@@ -25,7 +25,7 @@ from mmspec.core.image_grid import FREE, Grammar, ImageGrid, require_grid
 from mmspec.core.indexing import take
 from mmspec.core.interfaces import AnyTarget, DraftSession, Request, TargetOutput
 from mmspec.core.promise import Level
-from mmspec.core.sampling import Sampler
+from mmspec.core.sampling import Sampler, processor_names
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
@@ -333,8 +333,8 @@ class StaircaseDrafter(SessionDrafter):
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         if sampler.processors:
-            rule = "cannot be used with zipar, which does not decode cells in order"
-            raise InputError("logits_processor", len(sampler.processors), rule)
+            rule = "cannot be used with zipar, which does not decode cells from left to right"
+            raise InputError("logits_processor", processor_names(sampler), rule)
         shortest, asked = min(grid.length for grid in grids_of(requests)), stopping.max_new_tokens
         if asked > shortest:
             raise InputError("max_new_tokens", asked, f"must be at most {shortest}, the tokens of an image")
