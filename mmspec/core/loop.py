@@ -124,7 +124,7 @@ class Batch(Rows, Generic[State]):
                 made = self.compute(timer.end)
             else:
                 self.canvas.reserve(max(self.canvas.length_bounds) + self.decoder.max_nodes)
-                parts = self.sampler, self.canvas, self.random, self.state, self.session, self.counter
+                parts = [getattr(self, each.name) for each in self._fields()]
                 fixed = self.target, self.decoder.drafter, self.decoder.rule
                 made = self.graphs.run(parts, fixed, self.decoder.max_nodes, self.compute)
                 timer.end("target")

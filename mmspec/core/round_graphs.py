@@ -141,10 +141,11 @@ def seen(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return value.data_ptr(), value.shape
     if isinstance(value, Rows | WritePlan | list | dict):
-        return type(value)
+        return ""  # a part of its own, or for the host
     if isinstance(value, tuple):
         return tuple(map(seen, value))
-    return value if isinstance(value, PLAIN) else id(value)
+    found: Hashable = value if isinstance(value, PLAIN) else id(value)
+    return found
 
 
 @dataclass
@@ -162,6 +163,10 @@ class CapturedRound:
     result: Any
     counted: list[tuple[int, str, int]]
     kept: list[object]
+
+
+class UnsteadyError(RuntimeError):
+    """A round leaves another kind of state than it began with, so that no replay could follow another."""
 
 
 class RoundGraphs:
@@ -240,9 +245,9 @@ class RoundGraphs:
             results.append(compute())
             after = [leaf.value for leaf in Steady(parts).leaves]
             if [each.shape for each in after] != [each.shape for each in tensors]:
-                raise RuntimeError("the shapes of a round's state change")
+                raise UnsteadyError("the shapes of the state change in this round")
             if [cache.capacity for cache in steady.caches] != places:
-                raise RuntimeError("a cache grows during the round")
+                raise UnsteadyError("a cache grows in this round")
             for target, value in moves(tensors, after):
                 target.copy_(value)
             return tensors[0]
@@ -260,9 +265,11 @@ class RoundGraphs:
                 for name in getattr(each, "counters", ())
                 if name in before[index]
             ]
-            values = (value for known in before for value in known.values())
-            kept = [fixed, [value for value in values if not isinstance(value, Rows | list | dict)]]
+            read = (value for values in before for value in values.values())
+            kept = [*fixed, *(value for value in read if not isinstance(value, Rows | list | dict))]
             return CapturedRound(graph._replace(function=torch.clone), results[-1], counted, kept)
+        except UnsteadyError:  # the first round after a prompt, for example
+            return None
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             logger.warning("%s: rounds run without a CUDA graph of their own: %s", self.name, reason)

@@ -170,8 +170,9 @@ class CausalTarget(ModelTarget[AnyState]):
         return not one_by_one or treats_alike(self, prompt)
 
     def graphs_of(self, state: AnyState) -> RoundGraphs | None:
-        is_captured = isinstance(self.steps, CapturedForward) and not self._changing
-        return self.steps.rounds if is_captured else None
+        if not isinstance(self.steps, CapturedForward) or self._changing:
+            return None
+        return self.steps.rounds
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
