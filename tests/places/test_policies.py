@@ -15,7 +15,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
-from mmspec.places.policies import PlaceRule, Places
+from mmspec.places.policies import PlaceRule, Places, within
 from mmspec.plugins import RULES
 from tests.contracts.running import decode
 from tests.families.naive_masked import scores_of
@@ -256,3 +256,13 @@ def test_accelerators_are_lossy_unless_they_decide_one_place_a_step() -> None:
         assert build_accelerator(name, block_length=4).exactness == "lossy"
     assert build_accelerator("low_confidence", denoising_steps=4).exactness == "lossy"
     assert build_accelerator("low_confidence").exactness == "exact"
+
+
+@pytest.mark.parametrize("bound", [0.0, 0.5, 1.5, 9.0])
+def test_the_entropies_before_a_place_are_bounded_and_not_its_own(bound: float) -> None:
+    nats = torch.tensor([[0.9, 0.2, 0.4, 2.0], [0.3, 0.3, 0.3, 0.3], [5.0, 4.0, 3.0, 2.0]])
+    chosen = within(nats, bound)
+    for row, values in enumerate(nats.tolist()):
+        for place, value in enumerate(values):
+            lower = [v for i, v in enumerate(values) if (v, i) < (value, place)]
+            assert bool(chosen[row, place]) == (sum(lower) <= bound + 1e-6)
