@@ -99,6 +99,7 @@ class SimulatedGPU(TorchDispatchMode):
         self._written: dict[int, tuple[Tensor, Tensor]] = {}  # during a capture: memory, and what it held
         self._stack = ExitStack()
         self._is_quiet = False
+        self._replaced: dict[Any, Any] = {}
 
     def take(self) -> Counts:
         """Return the counts since the last call, and start again."""
@@ -110,10 +111,12 @@ class SimulatedGPU(TorchDispatchMode):
         replaced |= {
             graphs.can_capture: self._can_capture,
             graphs.capture: self._capture,
+            graphs.has_graphs: lambda device: True,
             loop.runs_by_itself: lambda device: True,
             linear_layers.fastest: lambda *_, **__: Way.TORCH,
             graphs.Side: lambda *_: None,
         }
+        self._replaced = replaced
         for place, name in functions_of("mmspec"):
             new = replaced.get(vars(place)[name])
             if new is not None:
@@ -141,6 +144,10 @@ class SimulatedGPU(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._stack.close()
+        originals = {new: old for old, new in self._replaced.items()}
+        for place, name in functions_of("mmspec"):  # also in modules that were imported meanwhile
+            if (old := originals.get(vars(place)[name])) is not None:
+                setattr(place, name, old)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

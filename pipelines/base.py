@@ -62,7 +62,7 @@ DRAWING = {
 TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
 OWN_TO_EACH = {"target", "_lock", "_interrupted"}
-ROUNDS_TO_COMPILE = 3  # prefill, the first draft, and a second draft of the same shape
+ROUNDS_TO_COMPILE = 5  # prefill, a first round, two of the same shapes, of which the second is captured
 
 #: `device_map` of transformers: a name, a device, or a device for each module.
 DeviceMap: TypeAlias = str | int | torch.device | Mapping[str, str | int | torch.device] | None
@@ -510,10 +510,12 @@ class MMSpecPipeline:
             self._is_compiled = True
             self._packing_share = 1.0 if self._packing_share else 0.0
             self._attach()
-            with tqdm(total=len(batch_sizes) * ROUNDS_TO_COMPILE, desc="compiling") as bar:
-                for rows in batch_sizes:
-                    bar.write(f"batch size {rows}: {plans[rows]}", file=sys.stderr)
-                    with closing(self._example(rows).rounds()) as rounds:
+            examples = [example for rows in batch_sizes for example in self._examples(rows)]
+            with tqdm(total=len(examples) * ROUNDS_TO_COMPILE, desc="compiling") as bar:
+                for rows, plan in plans.items():
+                    bar.write(f"batch size {rows}: {plan}", file=sys.stderr)
+                for example in examples:
+                    with closing(example.rounds()) as rounds:
                         for _ in zip(range(ROUNDS_TO_COMPILE), rounds, strict=False):
                             bar.update()
         return self
@@ -531,8 +533,8 @@ class MMSpecPipeline:
             draft if draft is None or isinstance(draft, torch.nn.Module) else draft.model,
         )
 
-    def _example(self, rows: int) -> Call | ImageCall:
-        """Prepare a short call with this number of prompts."""
+    def _examples(self, rows: int) -> Sequence[Call | ImageCall]:
+        """Prepare short calls with this number of prompts, with the usual sampling settings."""
         raise NotImplementedError
 
     def _attach(self) -> None:

@@ -216,10 +216,10 @@ class ImageGenerationPipeline(MMSpecPipeline):
 
         return call, output
 
-    def _example(self, rows: int) -> ImageCall:
+    def _examples(self, rows: int) -> list[ImageCall]:
         if self.processor is None:
-            return self.prepare(None, {"seed": 0}, class_labels=[0] * rows, control_strength=0)
-        return self.prepare(["a"] * rows, {"seed": 0}, control_strength=0)
+            return [self.prepare(None, {"seed": 0}, class_labels=[0] * rows, control_strength=0)]
+        return [self.prepare(["a"] * rows, {"seed": 0}, control_strength=0)]
 
     def sampling(self, keywords: Keywords) -> Keywords:
         """Return the sampling settings of a call with these keywords, including the model's defaults."""

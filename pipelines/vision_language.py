@@ -36,6 +36,8 @@ from mmspec.pipelines.token_processors import with_processors
 from mmspec.plugins import family_of
 from mmspec.targets.admission import check_reach
 
+EXAMPLE: Keywords = {"max_new_tokens": 64, "seed": 0}  # of the calls that are compiled
+
 
 class VisionLanguagePipeline(MMSpecPipeline):
     """Text generation with a vision-language model or a causal language model.
@@ -252,9 +254,13 @@ class VisionLanguagePipeline(MMSpecPipeline):
         call = self._prepare(prompt, settings, **own)
         return call, lambda canvas: text_output(replace(call, canvas=canvas), self.tokenizer)
 
-    def _example(self, rows: int) -> Call:
+    def _examples(self, rows: int) -> list[Call]:
         templated = getattr(self.processor, "chat_template", None) is not None
-        return self._prepare(["a"] * rows, {"max_new_tokens": 64, "seed": 0}, apply_chat_template=templated)
+        usual = self._prepare(["a"] * rows, {**EXAMPLE}, apply_chat_template=templated)
+        greedy = {**EXAMPLE, "temperature": 0.0}
+        if usual.sampler.greedy:
+            return [usual]
+        return [usual, self._prepare(["a"] * rows, greedy, apply_chat_template=templated)]
 
     def _check_media(self, images: object, videos: object) -> None:
         """Raise InputError for images or videos if the model does not accept them."""

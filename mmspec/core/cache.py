@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.core.draft import Nodes
-from mmspec.core.graphs import rows_of_graph
+from mmspec.core.graphs import has_graphs, rows_of_graph
 from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
 from mmspec.core.rows import Rows, concat, runs, select
 from mmspec.errors import UnsupportedModelError
@@ -80,7 +80,8 @@ class RaggedLayer(CacheLayerMixin):
     def hold(self, keys: Tensor, values: Tensor) -> None:
         """Set the buffers, whose first rows are those of the plan."""
         self.buffers = keys, values
-        self.keys, self.values = (buffer[: self.plan.rows] for buffer in self.buffers)
+        rows = self.plan.rows
+        self.keys, self.values = (each if len(each) == rows else each[:rows] for each in self.buffers)
 
     def _allocate(self, states: Tensor) -> Tensor:
         # zeros, not empty: a masked NaN still gives NaN in 0 * NaN
@@ -532,7 +533,7 @@ def mask_width(columns: int, device: torch.device) -> int:
     CUDA uses powers of two, because each shape is captured in its own graph. A CPU uses blocks: shapes are
     free there, and powers of two cost a tenth of an image's time in wider attention.
     """
-    if device.type == "cuda":
+    if has_graphs(device):
         return max(WIDTH_BLOCK, 1 << (columns - 1).bit_length())
     return round_up(columns, WIDTH_BLOCK)
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["GraphCache", "can_capture"]
+__all__ = ["GraphCache", "can_capture", "has_graphs"]
 
 WARM_UPS = 3
 WIDEST = 64  # the rows of a graph are rounded up to a power of two up to here, beyond to a multiple of this
@@ -19,10 +19,15 @@ WIDEST = 64  # the rows of a graph are rounded up to a power of two up to here, 
 logger = logging.getLogger(__name__)
 
 
+def has_graphs(device: torch.device) -> bool:
+    """Return whether a device replays CUDA graphs."""
+    return device.type == "cuda"
+
+
 def can_capture(device: torch.device) -> bool:
     """Return whether work on a device can be captured: not with gradients, nor inside another graph."""
     return (
-        device.type == "cuda"
+        has_graphs(device)
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.cuda.is_current_stream_capturing()

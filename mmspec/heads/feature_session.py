@@ -17,6 +17,7 @@ from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
+from mmspec.core.graphs import has_graphs
 from mmspec.core.image_grid import Grammar, exclude
 from mmspec.core.indexing import pick, take
 from mmspec.core.interfaces import TargetOutput
@@ -48,7 +49,7 @@ class FeatureDrafter(HeadDrafter):
     def compile(self) -> None:
         if self.steps is None:
             head = self.model
-            if head.device.type == "cuda":
+            if has_graphs(head.device):
                 self.steps = CapturedForward(head, partial(read_nodes, head))
             else:
                 self.steps = CompiledForward(type(head).__name__, partial(read_nodes, head))

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.draft import Block, DraftKind, Nodes, ProbedTree, Tree
+from mmspec.core.graphs import has_graphs
 from mmspec.core.interfaces import AnyDraft, AnyVerdict, PromptOutput, TargetOutput, TargetState
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import named
@@ -155,7 +156,7 @@ class CausalTarget(ModelTarget[AnyState]):
         if is_offloaded(self.model):
             logger.warning("%s runs uncompiled: parts of it are offloaded", type(self.model).__name__)
             return
-        if self.device.type == "cuda":
+        if has_graphs(self.device):
             self.steps = CapturedForward(self.model, self._step)
         else:
             self.steps = CompiledForward(type(self.model).__name__, self._step)

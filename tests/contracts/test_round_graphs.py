@@ -13,13 +13,15 @@ from benchmarks.simulated_gpu import SimulatedGPU
 from mmspec.core import round_graphs
 from mmspec.core.sampling import Sampler
 from mmspec.heads.feature_session import FeatureDrafter, read_nodes
+from mmspec.pipelines.vision_language import VisionLanguagePipeline
 from mmspec.targets import CausalTarget
 from mmspec.targets.steps import CapturedForward
 from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS
 from tests.contracts.running import Run, decode, random_prompts
 from tests.contracts.test_late_reading import AHEAD, CASES, SAMPLER, same
-from tests.tiny_models import tiny_lm
+from tests.methods import eagle_checks
+from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_image, tiny_lm
 
 #: Drafters whose state between rounds is not all tensors; their rounds are launched one operation at a time.
 EAGER = ("dflash", "dspark", "cjd")
@@ -89,6 +91,25 @@ def test_a_move_overwrites_no_value_that_another_needs() -> None:
     for old, new in round_graphs.moves(tensors, after):
         old.copy_(new)
     assert [one.tolist(), two.tolist(), fresh.tolist()] == [[3, 4], [2, 1], [5, 6]]
+
+
+@pytest.mark.parametrize("accelerator", ["none", "eagle"])
+def test_a_compiled_pipeline_captures_nothing_at_a_request(accelerator: str) -> None:
+    model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
+    options = {}
+    if accelerator == "eagle":
+        options["drafter"] = eagle_checks.head_for(CausalTarget(model))
+    settings: dict[str, Any] = {"images": tiny_image(), "max_new_tokens": 40}
+    plain = VisionLanguagePipeline(model, processor, accelerator=accelerator, **options)
+    expected = [plain("a b", temperature=0, **settings).tokens, plain("a", **settings, seed=3).tokens]
+    with SimulatedGPU() as gpu:
+        pipe = VisionLanguagePipeline(model, processor, accelerator=accelerator, **options).compile()
+        assert gpu.take().captures > 0
+        found = [pipe("a b", temperature=0, **settings).tokens, pipe("a", **settings, seed=3).tokens]
+        counts = gpu.take()
+    assert found == expected
+    assert counts.captures == 0
+    assert counts.replays > 10
 
 
 class Reading(SampleAndMatch):
