@@ -1,11 +1,23 @@
-"""What rows of a running batch copy, counted on the simulated GPU."""
+"""Launches of rounds, and what rows of a running batch copy, counted on the simulated GPU."""
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
-from benchmarks.launches import MOVES, count_moves
+from benchmarks.launches import MOVES, SCENARIOS, count_moves, count_rounds
 from benchmarks.simulated_gpu import SimulatedGPU
+
+ROUNDS = 6
+
+
+@pytest.mark.parametrize("name", ["none, 8 rows", "sjd, 32 nodes"])
+def test_a_round_is_one_replay(name: str) -> None:
+    with SimulatedGPU() as gpu:
+        last = list(islice(count_rounds(SCENARIOS[name], gpu), ROUNDS))[-1]
+    assert last.replays == 1 and last.reads == 1 and last.copies == 0
+    assert last.outside_graphs <= 12
 
 
 @pytest.mark.parametrize("name", MOVES)
