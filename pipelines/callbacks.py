@@ -131,10 +131,10 @@ class StopStringsCriterion(StoppingCriteria):
     def __init__(self, tokenizer: PreTrainedTokenizerBase, strings: Sequence[str]) -> None:
         self._tokenizer, self._texts = tokenizer, token_texts(tokenizer)
         self._strings: list[TokenText] = [one.encode() if self._texts.are_bytes else one for one in strings]
-        self._longest = max(map(len, self._strings))
+        self.window = max(map(len, self._strings))  # a token has at least one byte or character
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        found = [self._ends(ids) for ids in input_ids[:, -self._longest :].tolist()]
+        found = [self._ends(ids) for ids in input_ids[:, -self.window :].tolist()]
         return torch.tensor(found, device=input_ids.device)
 
     def _ends(self, ids: list[int]) -> bool:
@@ -144,7 +144,7 @@ class StopStringsCriterion(StoppingCriteria):
         parts, length = [last], 0
         for token in reversed(ids[:-1]):
             text = self._texts.find(self._tokenizer, token)
-            if text is None or length >= self._longest:
+            if text is None or length >= self.window:
                 break
             parts.append(text)
             length += len(text)
@@ -159,10 +159,10 @@ class StopTextCriterion(StoppingCriteria):
         self._tokenizer = tokenizer
         self._strings = strings
         # a word has at least one character, a special token none
-        self._window = 2 * max(map(len, strings)) + 1
+        self.window = 2 * max(map(len, strings)) + 1
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: object) -> Tensor:
-        found = [self._ends(ids) for ids in input_ids[:, -self._window :].tolist()]
+        found = [self._ends(ids) for ids in input_ids[:, -self.window :].tolist()]
         return torch.tensor(found, device=input_ids.device)
 
     def _ends(self, ids: list[int]) -> bool:

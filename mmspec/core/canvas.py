@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from torch import Tensor
-from transformers import StoppingCriteriaList
+from transformers import MaxTimeCriteria, StoppingCriteriaList
 
 from mmspec.core.draft import Draft
 from mmspec.core.indexing import pick, put, take
 from mmspec.core.lockstep import Lockstep
+from mmspec.core.once import once
 from mmspec.core.processors import History, pad_in_front
 from mmspec.core.rows import RowField, Rows, lengthen, named
 from mmspec.core.statistics import DecodingStats
@@ -46,7 +47,8 @@ class Stopping:
         max_new_tokens: 0 or more.
         end_token_ids: ids that end a row; the id itself is emitted, as in transformers.
         criteria: transformers stopping criteria (stop strings, time, custom criteria), called after every
-            single token with the row's ids [1, length] and scores None.
+            single token with the row's ids [1, length] and scores None. If all of them have an attribute
+            `window`, the number of last tokens that they read, they get these alone, on the host.
         of_output: stopping criteria that are called with the ids of the output alone [1, tokens].
         lockstep: set for rows that decode one token a round together; its criteria replace the others.
 
@@ -65,6 +67,17 @@ class Stopping:
             raise InputError(
                 "max_new_tokens", self.max_new_tokens, f"must be an integer from 0 to {MAX_NEW_TOKENS:,}"
             )
+
+    @once
+    def window(self) -> int | None:
+        """Number of last tokens that all criteria read, on the host; None if one may read others."""
+        windows: list[int] = []
+        for each in self.criteria:
+            window = 1 if type(each) is MaxTimeCriteria else getattr(each, "window", None)
+            if window is None:
+                return None
+            windows.append(window)
+        return max(windows, default=1)
 
 
 @dataclass(frozen=True)
@@ -367,7 +380,10 @@ class Canvas(Rows):
             self.ids[row].append(token)
             stopping, stops = self.stopping[row], False
             if stopping.criteria:  # called after the last token as well: some criteria count their calls
-                ids = torch.tensor([self.ids[row]], device=self.device)
+                if stopping.window is None:
+                    ids = torch.tensor([self.ids[row]], device=self.device)
+                else:  # without a copy to the device and a read for each token
+                    ids = torch.tensor([self.ids[row][-stopping.window :]], device="cpu")
                 stops = bool(stopping.criteria(ids, None).any())
             if stopping.of_output:
                 ids = torch.tensor([self.ids[row][self.prompt_lengths[row] :]], device=self.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import StoppingCriteria
+from transformers import MaxTimeCriteria, StoppingCriteria, StoppingCriteriaList
 
 from mmspec.core.canvas import Stopping
 from mmspec.errors import InputError
@@ -58,3 +58,27 @@ def test_a_length_out_of_range_is_named(value: object) -> None:
     with pytest.raises(InputError) as caught:
         Stopping(value)  # type: ignore[arg-type]
     assert caught.value.argument == "max_new_tokens"
+
+
+class Windowed(StoppingCriteria):
+    """Stops after a pair of tokens, of which it reads no more."""
+
+    window = 2
+
+    def __init__(self, pair: list[int]) -> None:
+        self.pair, self.seen = pair, set[tuple[int, str]]()
+
+    def __call__(self, input_ids: torch.LongTensor, scores: object, **kwargs: object) -> torch.BoolTensor:
+        self.seen.add((input_ids.shape[1], input_ids.device.type))
+        return torch.tensor([input_ids[0].tolist() == self.pair])  # type: ignore[return-value]
+
+
+def test_a_criterion_that_names_its_window_gets_no_more() -> None:
+    plain = generate(llama().model, PROMPTS[0], 24)
+    criterion = Windowed(plain[4:6])
+    run = decode(llama(), [PROMPTS[0]], max_new_tokens=24, criteria=[criterion])
+    end = next(index for index in range(1, 24) if plain[index - 1 : index + 1] == plain[4:6])
+    assert run.outputs == [plain[: end + 1]]
+    assert criterion.seen == {(2, "cpu")}
+    assert Stopping(4, criteria=StoppingCriteriaList([criterion, MaxTimeCriteria(9.0)])).window == 2
+    assert Stopping(4, criteria=StoppingCriteriaList([criterion, StoppingCriteria()])).window is None
