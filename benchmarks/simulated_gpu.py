@@ -99,7 +99,6 @@ class SimulatedGPU(TorchDispatchMode):
         self._written: dict[int, tuple[Tensor, Tensor]] = {}  # during a capture: memory, and what it held
         self._stack = ExitStack()
         self._is_quiet = False
-        self._replaced: dict[Any, Any] = {}
 
     def take(self) -> Counts:
         """Return the counts since the last call, and start again."""
@@ -107,36 +106,30 @@ class SimulatedGPU(TorchDispatchMode):
         return counts
 
     def __enter__(self) -> SimulatedGPU:
-        replaced: dict[Any, Any] = {getattr(kernels, name): self._kernel(name) for name in kernels.OPS}
-        replaced |= {
-            graphs.can_capture: self._can_capture,
-            graphs.capture: self._capture,
-            graphs.has_graphs: lambda device: True,
-            loop.runs_by_itself: lambda device: True,
-            linear_layers.fastest: lambda *_, **__: Way.TORCH,
-            graphs.Side: lambda *_: None,
-        }
-        self._replaced = replaced
-        for place, name in functions_of("mmspec"):
-            new = replaced.get(vars(place)[name])
-            if new is not None:
-                self._stack.enter_context(patch.object(place, name, new))
-        attention = sys.modules["mmspec.targets.attention"]
-        self._stack.enter_context(patch.object(attention, "use_triton", lambda device: True))
-        for place, name, new in (
+        replaced = [(getattr(kernels, name), self._kernel(name)) for name in kernels.OPS]
+        replaced += [
+            (graphs.can_capture, self._can_capture),
+            (graphs.capture, self._capture),
+            (graphs.has_graphs, lambda device: True),
+            (graphs.Side, lambda *_: None),
+            (loop.runs_by_itself, lambda device: True),
+            (linear_layers.fastest, lambda *_, **__: Way.TORCH),
+        ]
+        attributes = [
+            (sys.modules["mmspec.targets.attention"], "use_triton", lambda device: True),
             (philox, "uniforms_on_host", philox._uniforms_in_torch),
             (ordering, "_sort_on_host", ordering._sort_in_torch),
             (ordering, "_largest_on_host", ordering._largest_in_torch),
-            (
-                Report,
-                "send",
-                lambda numbers, *how: Report(numbers.clone(), None, *how),
-            ),  # the copy to the host
+            (Report, "send", lambda numbers, *how: Report(numbers.clone(), None, *how)),
             (torch.cuda, "Stream", lambda *_: None),
             (torch.cuda, "graph_pool_handle", lambda: None),
             *((Tensor, name, self._reading(getattr(Tensor, name))) for name in HOST_READS),
             *((owner, name, self._copying(getattr(owner, name))) for owner, name in copying()),
-        ):
+        ]
+        swap(replaced)
+        # also in modules that are imported meanwhile
+        self._stack.callback(swap, [(new, old) for old, new in replaced])
+        for place, name, new in attributes:
             self._stack.enter_context(patch.object(place, name, new))
         super().__enter__()
         return self
@@ -144,10 +137,6 @@ class SimulatedGPU(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._stack.close()
-        originals = {new: old for old, new in self._replaced.items()}
-        for place, name in functions_of("mmspec"):  # also in modules that were imported meanwhile
-            if (old := originals.get(vars(place)[name])) is not None:
-                setattr(place, name, old)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -280,12 +269,13 @@ def overwrite(old: Any, new: Any) -> None:
             kept.copy_(computed)
 
 
-def functions_of(package: str) -> Iterator[tuple[Any, str]]:
-    """Names in the modules of a package that hold functions or classes."""
-    for module in [module for name, module in sys.modules.items() if name.split(".")[0] == package]:
+def swap(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Replace the first of each pair by the second, in all modules of mmspec."""
+    others = {id(old): new for old, new in pairs}
+    for module in [module for name, module in sys.modules.items() if name.split(".")[0] == "mmspec"]:
         for name, value in list(vars(module).items()):
-            if callable(value) and getattr(value, "__hash__", None):
-                yield module, name
+            if id(value) in others:
+                setattr(module, name, others[id(value)])
 
 
 def copying() -> list[tuple[Any, str]]:

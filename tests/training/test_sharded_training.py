@@ -96,5 +96,5 @@ def test_shards_that_are_no_matrices_are_refused(monkeypatch: pytest.MonkeyPatch
 
 def test_a_codebook_is_not_sharded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(Accelerator, "is_fsdp2", True)
-    with pytest.raises(InputError, match="FSDP would lose them"):
+    with pytest.raises(InputError, match="FSDP would lose the codes"):
         train_vq(tmp_path / "vq", size="tiny", steps=1)
