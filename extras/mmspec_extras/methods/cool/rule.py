@@ -52,5 +52,8 @@ class Cool(RelaxedSampling):
 def cool(
     omega: float = 2.0, nu: float = 0.7, mu: float = 0.0, **window: Unpack[WindowOptions]
 ) -> Accelerator:
-    """Draft a Jacobi window, verified with annealed relaxation (COOL-SD, 2601.09212); lossy."""
+    """Draft a Jacobi window, verified with annealed relaxation (COOL-SD, 2601.09212); lossy.
+
+    Options: see `Cool` and `JacobiDrafter`.
+    """
     return Accelerator("cool", JacobiDrafter(**window), Cool(omega, nu, mu))

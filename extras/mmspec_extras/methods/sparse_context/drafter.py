@@ -61,5 +61,8 @@ class RecentBlocksDrafter(OrderedCellsDrafter):
 
 
 def sparse_context(context_blocks: int = 16) -> Accelerator:
-    """Decode clips whose blocks see only the first block and the most recent ones (BlockVid, 2511.22973)."""
+    """Decode clips whose blocks see only the first block and the most recent ones (BlockVid, 2511.22973).
+
+    Options: see `RecentBlocksDrafter`.
+    """
     return pair("sparse_context", RecentBlocksDrafter(context_blocks))
