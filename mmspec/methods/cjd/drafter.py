@@ -75,6 +75,8 @@ class CorrectedSession(StateWindowSession):
         choices: [C, f] the candidate of each chain at each place of the front.
     """
 
+    scratch = StateWindowSession.scratch | {"stale"}
+
     drafter: CorrectedDrafter
     head: CorrectorHead
     stale: StaleWindow

@@ -8,6 +8,7 @@ of draws, verified exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,14 @@ from torch import Tensor
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, Nodes
+from mmspec.core.graphs import has_graphs
 from mmspec.core.indexing import pick
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.heads.drafter import CachingSession, HeadDrafter
 from mmspec.methods.dflash.head import DFlashHead
 from mmspec.targets.causal import CacheState
+from mmspec.targets.steps import StaticCaches
 from mmspec.validation import require_number
 
 __all__ = ["DFlashDrafter", "DSparkDrafter"]
@@ -43,13 +46,18 @@ class BlockSession(CachingSession):
         head, device, known = self.head, self.target.device, self._known(batch)
         lengths = [rows.shape[1] for rows in known]
         capacity = max(lengths) + 2 * head.config.block
-        cache = RaggedCache(head.layers_config, len(known), capacity, device)
+        caches = self.drafter.caches
+        take = RaggedCache if caches is None else caches.take
+        cache = take(head.layers_config, len(known), capacity, device)
+        cache.plan.reads_all = caches is not None  # graphs have one width
         for row, rows in enumerate(known):
             cache.begin_prefill(row, rows.shape[1])
             head(rows[:, :0], rows, torch.arange(rows.shape[1], device=device)[None], cache=cache)
         offset = torch.zeros(len(known), dtype=torch.long, device=device)
         # the newest token counts too, as its row follows
         self.state = CacheState(cache, offset, [length + 1 for length in lengths])
+        if caches is not None:
+            caches.lend(cache, self.state)
 
     def propose(self, canvas: Canvas) -> Draft:
         self.prepare()
@@ -124,6 +132,7 @@ class DFlashDrafter(HeadDrafter):
     title = "a DFlash head"
     session = BlockSession
     model: DFlashHead
+    caches: StaticCaches | None = None
 
     def __init__(
         self,
@@ -144,6 +153,14 @@ class DFlashDrafter(HeadDrafter):
     @property
     def deepest(self) -> tuple[int, str]:
         return self.model.config.depth, "the tokens of a block"
+
+    def to(self, *args: Any, **kwargs: Any) -> None:
+        super().to(*args, **kwargs)
+        self.caches = None
+
+    def compile(self) -> None:
+        if self.caches is None and has_graphs(self.model.device):
+            self.caches = StaticCaches()
 
 
 class DSparkDrafter(DFlashDrafter):
