@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, EXTRAS, RECORDS = ROOT / "docs", ROOT / "extras" / "docs", ROOT / "assets" / "benchmarks"
-BUILT = re.compile(r"(<!-- built: [^>]*-->\n).*?(<!-- /built -->)", re.DOTALL)
+BUILT = re.compile(r"(<!-- built: ([^>]*?) -->\n).*?(<!-- /built -->)", re.DOTALL)
 #: Records of image generators, with the reference model and the settings of each.
 FAMILIES = {
     "image-methods-cpu": "scenes-llamagen, 48 captions",
@@ -36,13 +36,13 @@ FAMILIES = {
 DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybrid"}
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Yield each page that has a built part, with the content of that part."""
+def pages() -> Iterator[tuple[Path, str | Callable[[str], str]]]:
+    """Yield each page that has a built part, with the content of that part, or a function of its label."""
     from mmspec.plugins import METHODS
 
     yield ROOT / "README.md", front()
     yield DOCS / "reference" / "accelerators.md", accelerators()
-    yield DOCS / "reference" / "api.md", parts().exceptions()
+    yield DOCS / "reference" / "api.md", api
     yield DOCS / "reference" / "call-keywords.md", parts().call_keywords()
     yield DOCS / "reference" / "commands.md", commands()
     yield DOCS / "reference" / "request-fields.md", request_fields()
@@ -710,11 +710,18 @@ def request_fields() -> str:
     return str(parts().request_fields())
 
 
-def parts() -> Any:
-    """Import the module of this folder with the tables of options and fields."""
+def api(label: str) -> str:
+    """Return a part of the API reference: the table of exceptions, or an entry ("api mmspec.enable")."""
+    if label.startswith("api "):
+        return str(parts("api_entries").entry(label.removeprefix("api ")))
+    return str(parts().exceptions())
+
+
+def parts(name: str = "reference_tables") -> Any:
+    """Import a module of this folder: the tables of options and fields, or the entries of the API."""
     if str(DOCS) not in sys.path:
         sys.path.insert(0, str(DOCS))
-    return importlib.import_module("reference_tables")
+    return importlib.import_module(name)
 
 
 def main() -> int:
@@ -727,7 +734,12 @@ def main() -> int:
         if not BUILT.search(old):
             print(f"{path.relative_to(ROOT)}: no built part", file=sys.stderr)
             return 1
-        new = BUILT.sub(lambda found, content=content: f"{found[1]}{content}\n{found[2]}", old)
+        new = BUILT.sub(
+            lambda found, content=content: (
+                f"{found[1]}{content if isinstance(content, str) else content(found[2])}\n{found[3]}"
+            ),
+            old,
+        )
         if new != old:
             stale.append(path)
             if not check:
