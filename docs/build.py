@@ -80,8 +80,8 @@ def pages_of_extras() -> Iterator[tuple[Path, str]]:
 FRONT = (
     ("describe an image", "drafters-cpu", "flash:length=fixed", "describe"),
     ("caption an image", "drafters-cpu", "flash:length=fixed", "caption"),
-    ("draw an image (256 tokens)", "image-clock-cpu", "sjd:window=16", None),
-    ("draw an image (256 tokens)", "image-clock-cpu", "cjd:window=24:corrected=19:passes=2", None),
+    ("draw 16 images (256 tokens)", "image-clock-cpu", "sjd:window=16", None),
+    ("draw 16 images (256 tokens)", "image-clock-cpu", "cjd:window=24:corrected=19:passes=2", None),
     ("draw an image of continuous tokens", "nextstep-methods-cpu", "shared_noise:tolerance=0.1", None),
 )
 
@@ -114,8 +114,9 @@ def front_words() -> str:
     ]
     columns = ("SmolLM2-135M on Spec-Bench", "tokens per forward pass", "speed-up", "promise")
     caption = (
-        f"{run['threads']} CPU cores, {every[0]['samples']} questions, greedy, {run['max_new_tokens']} tokens, "
-        f"batch {run['batch_size']}; median (95 % interval): `copy` and `mtp:copy=true` do not differ."
+        f"{run['threads']} CPU cores, {every[0]['samples']} questions, greedy, {run['max_new_tokens']} "
+        f"tokens, batch {run['batch_size']}; median (95 % interval): "
+        "`copy` and `mtp:copy=true` do not differ."
     )
     return f"{table(columns, rows)}\n\n{caption} [By task](docs/explanation/spec-bench.md)."
 
@@ -153,7 +154,7 @@ def front_scenes() -> str:
         measured = f"{row['acceptance_length']:.1f}", f"{row['speedup']:.2f}x"
         rows.append((task, f"`{name}`", *measured, row["exactness"]))
     columns = ("task (toy world)", "accelerator", "tokens per forward pass", "speed-up", "promise")
-    caption = "Small reference models, one CPU core, batch 1, with prefill. Real data is harder to predict."
+    caption = "Reference models, one CPU core, batch 1, with prefill. Real data is harder to predict."
     return f"{table(columns, rows)}\n\n{caption} [All benchmarks](docs/explanation/benchmarks.md)."
 
 

@@ -59,7 +59,7 @@ def test_every_option_of_an_acceptance_rule_has_a_meaning() -> None:
 def test_meanings_have_the_defaults_of_the_code() -> None:
     found = {one.name: one.default for one in meanings_of(METHODS["sjd"])}
     assert found["init"] == "`edge`" and found["reach"] == "the whole window"
-    assert found["window"].startswith("32, and 16 on a CPU")
+    assert found["window"].startswith("on a GPU 32, on a CPU 16")
     assert {one.name: one.default for one in meanings_of(METHODS["gsd"])}["relaxation"] == "`groups`"
     heads = {one.name: one.default for one in meanings_of(METHODS["flash"])}
     assert heads["num_draft_tokens"] == "head's config (new heads: `16`)"
