@@ -45,7 +45,7 @@ ModelOption = Annotated[
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="NAME or NAME:option=value:...; `mmspec accelerators` lists them, and auto uses the result of "
+        help="NAME or NAME:option=value; `mmspec accelerators` lists the names, and auto uses the result of "
         "`mmspec tune`. By default that of drafters.json in the model's folder; otherwise copy, or none for "
         "masked models."
     ),
