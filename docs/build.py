@@ -23,7 +23,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS, EXTRAS, RECORDS = ROOT / "docs", ROOT / "extras" / "docs", ROOT / "assets" / "benchmarks"
-BUILT = re.compile(r"(<!-- built: [^>]*-->\n).*?(<!-- /built -->)", re.DOTALL)
+BUILT = re.compile(r"(<!-- built: ([^>]*?) -->\n).*?(<!-- /built -->)", re.DOTALL)
 #: Records of image generators, with the reference model and the settings of each.
 FAMILIES = {
     "image-methods-cpu": "scenes-llamagen, 48 captions",
@@ -34,15 +34,19 @@ FAMILIES = {
 }
 #: Records of `mmspec bench --task all`, with the reference model of each.
 DRAFTERS = {"drafters-cpu": "scenes-llava", "hybrid-drafters-cpu": "scenes-hybrid"}
+#: An option of earlier records that the package lacks.
+REMOVED = ":partition="
+#: Rows of `DRAFTERS` that were run without `length=fixed`.
+UNSIZED = {"hybrid-drafters-cpu": ("copy",)}
 
 
-def pages() -> Iterator[tuple[Path, str]]:
-    """Yield each page that has a built part, with the content of that part."""
+def pages() -> Iterator[tuple[Path, str | Callable[[str], str]]]:
+    """Yield each page that has a built part, with the content of that part, or a function of its label."""
     from mmspec.plugins import METHODS
 
     yield ROOT / "README.md", front()
     yield DOCS / "reference" / "accelerators.md", accelerators()
-    yield DOCS / "reference" / "api.md", parts().exceptions()
+    yield DOCS / "reference" / "api.md", api
     yield DOCS / "reference" / "call-keywords.md", parts().call_keywords()
     yield DOCS / "reference" / "commands.md", commands()
     yield DOCS / "reference" / "request-fields.md", request_fields()
@@ -74,10 +78,10 @@ def pages_of_extras() -> Iterator[tuple[Path, str]]:
 
 #: Rows of the front page: the task in words, the record, the accelerator, and the task's name in the record.
 FRONT = (
-    ("describe an image", "drafters-cpu", "flash", "describe"),
-    ("caption an image", "drafters-cpu", "flash", "caption"),
-    ("draw an image (256 tokens)", "image-clock-cpu", "sjd:window=16", None),
-    ("draw an image (256 tokens)", "image-clock-cpu", "cjd:window=24:corrected=19:passes=2", None),
+    ("describe an image", "drafters-cpu", "flash:length=fixed", "describe"),
+    ("caption an image", "drafters-cpu", "flash:length=fixed", "caption"),
+    ("draw 16 images (256 tokens)", "image-clock-cpu", "sjd:window=16", None),
+    ("draw 16 images (256 tokens)", "image-clock-cpu", "cjd:window=24:corrected=19:passes=2", None),
     ("draw an image of continuous tokens", "nextstep-methods-cpu", "shared_noise:tolerance=0.1", None),
 )
 
@@ -103,17 +107,25 @@ def front_words() -> str:
         (
             PLAIN_WORDS.get(row["accelerator"], f"`{shortened(row['accelerator'])}`"),
             f"{row['acceptance_length']:.2f}",
-            f"{row['over_plain']['median']:.2f}x",
+            ratio(row),
             row["exactness"],
         )
         for row in every
     ]
     columns = ("SmolLM2-135M on Spec-Bench", "tokens per forward pass", "speed-up", "promise")
     caption = (
-        f"{run['threads']} CPU cores ({run['device_name']}), {every[0]['samples']} questions, greedy, "
-        f"{run['max_new_tokens']} tokens, batch {run['batch_size']}; speed-up: median over questions."
+        f"{run['threads']} CPU cores, {every[0]['samples']} questions, greedy, {run['max_new_tokens']} "
+        f"tokens, batch {run['batch_size']}; median (95 % interval): "
+        "`copy` and `mtp:copy=true` do not differ."
     )
     return f"{table(columns, rows)}\n\n{caption} [By task](docs/explanation/spec-bench.md)."
+
+
+def ratio(row: dict[str, Any]) -> str:
+    """Return the median speed-up with its interval, if the record has one and it is not plain decoding."""
+    over = row["over_plain"]
+    spread = f" ({over['low']:.2f}-{over['high']:.2f})" if over.get("low", 1) != over.get("high", 1) else ""
+    return f"{over['median']:.2f}x{spread}"
 
 
 def shortened(label: str) -> str:
@@ -142,7 +154,7 @@ def front_scenes() -> str:
         measured = f"{row['acceptance_length']:.1f}", f"{row['speedup']:.2f}x"
         rows.append((task, f"`{name}`", *measured, row["exactness"]))
     columns = ("task (toy world)", "accelerator", "tokens per forward pass", "speed-up", "promise")
-    caption = "Small reference models, one CPU core, batch 1, with prefill. Real data is harder to predict."
+    caption = "Reference models, one CPU core, batch 1, with prefill. Real data is harder to predict."
     return f"{table(columns, rows)}\n\n{caption} [All benchmarks](docs/explanation/benchmarks.md)."
 
 
@@ -303,20 +315,28 @@ def real_summary() -> str:
         "Speed-up": summary_table(),
         "Full drafts: tokens per forward pass (95 %)": both_temperatures(greedy, sampled),
         "About images (scenes-smol): tokens per forward pass (95 %)": both_temperatures(
-            "scenes-smol-cpu", "scenes-smol-sampled-cpu"
+            "scenes-smol-cpu", "scenes-smol-sampled-cpu", timed=True
         ),
     }
     return titled(tables)
 
 
-def both_temperatures(greedy: str, sampled: str) -> str:
-    """Return the tokens per forward pass over all tasks of a greedy record and of a sampled one."""
+def both_temperatures(greedy: str, sampled: str, timed: bool = False) -> str:
+    """Return the tokens per forward pass of a greedy record and of a sampled one, over all tasks.
+
+    With `timed`, a column has the speed-up of the greedy record.
+    """
     found = [{row["accelerator"]: row for row in overall(name)} for name in (greedy, sampled)]
     labels = labelled(list(found[0]))
     rows = [
-        (labels[one], *(with_interval(run[one]) if one in run else "-" for run in found)) for one in found[0]
+        (
+            labels[one],
+            *(with_interval(run[one]) if one in run else "-" for run in found),
+            *([ratio(row)] if timed else []),
+        )
+        for one, row in found[0].items()
     ]
-    return table(("accelerator", "greedy", "temperature 1"), rows)
+    return table(("accelerator", "greedy", "temperature 1", *["speed-up, greedy"] * timed), rows)
 
 
 def overall(name: str) -> list[dict[str, Any]]:
@@ -341,20 +361,20 @@ def real_tables() -> str:
 
 
 def summary_table() -> str:
-    """Return the first two timed records: tokens per forward pass and the median speed-ups."""
+    """Return the first two timed records: tokens per forward pass, the median speed-ups and intervals."""
     runs = [{row["accelerator"]: row for row in overall(name)} for name in list(REAL.values())[:2]]
-    medians = [{one: row["over_plain"]["median"] for one, row in run.items()} for run in runs]
+    medians = {one: row["over_plain"]["median"] for one, row in runs[0].items()}
     rows = [
         (
             f"`{shortened(one)}`",
             f"{row['acceptance_length']:.2f}",
-            *(f"{run[one]:.2f}x" for run in medians),
-            f"{medians[0][one] / medians[0]['generate']:.2f}x",
+            *(ratio(run[one]) for run in runs),
+            f"{medians[one] / medians['generate']:.2f}x",
         )
         for one, row in runs[0].items()
-        if one in medians[1]
+        if one in runs[1]
     ]
-    columns = ("tokens per forward pass", "two cores", "one core", "over `generate`, two cores")
+    columns = ("tokens per forward pass", "two cores (95 %)", "one core (95 %)", "over `generate`, two cores")
     return table(("accelerator", *columns), rows)
 
 
@@ -365,8 +385,8 @@ def real_table(name: str, timed: bool = True) -> str:
     """
 
     def cell(row: dict[str, Any]) -> str:
-        ratio = f", {row['over_plain']['median']:.2f}x" if timed else ""
-        return f"{row['acceptance_length']:.2f}{ratio}"
+        faster = f", {row['over_plain']['median']:.2f}x" if timed else ""
+        return f"{row['acceptance_length']:.2f}{faster}"
 
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in recorded(name):
@@ -379,13 +399,17 @@ def real_table(name: str, timed: bool = True) -> str:
             labels[method],
             f"{tasks['']['identical']:.0%}",
             with_interval(tasks[""]),
-            *([f"{tasks['']['over_plain']['median']:.2f}x"] if timed else []),
+            *([ratio(tasks[""])] if timed else []),
             *([f"{tasks['']['time']['draft']:.1%}" if "time" in tasks[""] else "-"] if has_parts else []),
             *(cell(tasks[task]) for task in named),
         )
         for method, tasks in found.items()
     ]
-    measured = ["tokens per forward pass (95 %)", *["speed-up"] * timed, *["time drafting"] * has_parts]
+    measured = [
+        "tokens per forward pass (95 %)",
+        *["speed-up (95 %)"] * timed,
+        *["time drafting"] * has_parts,
+    ]
     return table(("accelerator", "identical", *measured, *named), rows)
 
 
@@ -515,11 +539,17 @@ def batch_table(name: str, calls: int = 1) -> str:
             row["exactness"],
             f"{row['identical']:.0%}",
             f"{row['target_forwards'] / calls:.0f}",
-            f"{row['speedup']:.2f}x",
+            spread(row),
         )
         for row in recorded(name)
     ]
-    return table(("method", "promise", "identical images", "forward passes", "speed-up"), rows)
+    return table(("method", "promise", "identical images", "forward passes", "speed-up (95 %)"), rows)
+
+
+def spread(row: dict[str, Any]) -> str:
+    """Return the speed-up, with its interval over prompts if the record has one."""
+    low, high = row.get("speedup_interval") or (1.0, 1.0)
+    return f"{row['speedup']:.2f}x" + (f" ({low:.2f}-{high:.2f})" if low != high else "")
 
 
 def parts_table(name: str) -> str:
@@ -533,7 +563,15 @@ def parts_table(name: str) -> str:
 
 def recorded(name: str) -> list[dict[str, Any]]:
     """Return the records of a file in assets/benchmarks, as `mmspec bench --json` writes them."""
-    return list(loaded(name)["records"])
+    rows = loaded(name)["records"]
+    return [row | {"accelerator": at_length(name, row["accelerator"])} for row in rows]
+
+
+def at_length(record: str, label: str) -> str:
+    """Return the label with the draft length of the run, which the labels of two records leave out."""
+    if record not in DRAFTERS or label in ("none", *UNSIZED.get(record, ())):
+        return label
+    return f"{label}:length=fixed"
 
 
 def settings(name: str) -> dict[str, Any]:
@@ -669,15 +707,15 @@ def figures(name: str) -> Iterator[str]:
     for record, model in DRAFTERS.items():
         for row in recorded(record):
             if row["accelerator"].split(":")[0] == name and row["category"] in ("caption", "describe"):
-                ratio = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
-                measured = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}"
+                faster = f"{row['decode_speedup']:.2f}x decoding, {row['speedup']:.2f}x end to end"
+                measured = f"{row['acceptance_length']:.2f} | {faster} | {row['exactness']}"
                 yield f"| `{row['accelerator']}` | {model}, {row['category']} | {measured} |"
     for record, subject in FAMILIES.items():
         for row in recorded(record):
-            if row["accelerator"].split(":")[0] == name:
+            if row["accelerator"].split(":")[0] == name and REMOVED not in row["accelerator"]:
                 variation = "" if row["tv"] is None else f" (measured TV {row['tv']['mean']:.3f})"
-                ratio = f"{row['speedup']:.2f}x" if "speedup" in row else "-"
-                measured = f"{row['acceptance_length']:.2f} | {ratio} | {row['exactness']}{variation}"
+                faster = f"{row['speedup']:.2f}x" if "speedup" in row else "-"
+                measured = f"{row['acceptance_length']:.2f} | {faster} | {row['exactness']}{variation}"
                 yield f"| `{row['accelerator']}` | {subject} | {measured} |"
 
 
@@ -710,11 +748,18 @@ def request_fields() -> str:
     return str(parts().request_fields())
 
 
-def parts() -> Any:
-    """Import the module of this folder with the tables of options and fields."""
+def api(label: str) -> str:
+    """Return a part of the API reference: the table of exceptions, or an entry ("api mmspec.enable")."""
+    if label.startswith("api "):
+        return str(parts("api_entries").entry(label.removeprefix("api ")))
+    return str(parts().exceptions())
+
+
+def parts(name: str = "reference_tables") -> Any:
+    """Import a module of this folder: the tables of options and fields, or the entries of the API."""
     if str(DOCS) not in sys.path:
         sys.path.insert(0, str(DOCS))
-    return importlib.import_module("reference_tables")
+    return importlib.import_module(name)
 
 
 def main() -> int:
@@ -727,7 +772,12 @@ def main() -> int:
         if not BUILT.search(old):
             print(f"{path.relative_to(ROOT)}: no built part", file=sys.stderr)
             return 1
-        new = BUILT.sub(lambda found, content=content: f"{found[1]}{content}\n{found[2]}", old)
+        new = BUILT.sub(
+            lambda found, content=content: (
+                f"{found[1]}{content if isinstance(content, str) else content(found[2])}\n{found[3]}"
+            ),
+            old,
+        )
         if new != old:
             stale.append(path)
             if not check:

@@ -16,7 +16,8 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent
 FENCED = re.compile(r"(^ *```.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])+)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
-ENTRY = re.compile(r"^<!-- api: (\S+) -->$", re.MULTILINE)
+#: An entry that docs/build.py wrote for readers of the Markdown.
+ENTRY = re.compile(r"^<!-- built: api (\S+) -->$.*?^<!-- /built -->$", re.DOTALL | re.MULTILINE)
 
 
 def main_branch() -> str | None:

@@ -80,8 +80,8 @@ def _model(name: str, role: str, recipe: str) -> dict[str, Any]:
             detail = "no assets/ folder next to the package; install from a clone with pip install -e ."
         return {"name": name, "ok": False, "detail": detail}
     size = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-    if size < 1_000:  # a Git LFS pointer has 130 bytes
-        return {"name": name, "ok": False, "detail": f"{folder}: weights missing (run git lfs pull)"}
+    if size < 1_000:
+        return {"name": name, "ok": False, "detail": f"{folder}: weights missing (git checkout -- assets)"}
     return {"name": name, "ok": True, "detail": f"{role}; {folder}, {size / 1e6:.3g} MB"}
 
 

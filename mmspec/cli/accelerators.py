@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -77,7 +78,7 @@ def markdown_table() -> str:
     from mmspec.plugins import METHODS, RULES
 
     lines = [
-        "| accelerator | summary | promise | needs | source |",
+        "| accelerator | summary | promise at default options | needs | source |",
         "|---|---|---|---|---|",
     ]
     for name, method in METHODS.items():
@@ -86,13 +87,14 @@ def markdown_table() -> str:
             source = f"[{source}](https://arxiv.org/abs/{source})"
         needs = method.needs or "nothing"
         lines.append(f"| `{name}` | {method.summary} | {stated(*promise_of(method))} | {needs} | {source} |")
-    lines += ["", "| `acceptance=` | promise | kinds of drafts |", "|---|---|---|"]
+    lines += ["", "| `acceptance=` | meaning | promise | kinds of drafts |", "|---|---|---|---|"]
     for name in RULES:
         rule = RULES[name]
         exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
         sound_for = [kind for kind in DraftKind if kind in getattr(rule, "sound_for", ())]
         kinds = ", ".join(kind.value.replace("_", " ") for kind in sound_for) or "places of a block"
-        lines.append(f"| `{name}` | {exactness} | {kinds} |")
+        meaning = cleandoc(rule.__doc__ or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
+        lines.append(f"| `{name}` | {meaning} | {exactness} | {kinds} |")
     return "\n".join(lines)
 
 

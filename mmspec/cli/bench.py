@@ -129,7 +129,8 @@ def bench(
         mmspec bench --task generate --accelerators 'none,sjd:window=8|16,zipar' --samples 16 --quality
         mmspec bench --accelerators none,copy,draft_model,flash --peers --compile
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
-        mmspec bench path/to/model --prompt-file assets/prompts/spec_bench.jsonl --batch-size 4 --json
+        mmspec bench path/to/model --prompt-file path/to/question.jsonl --batch-size 4 --json
+        mmspec bench compare before.json after.json
     """
     source = asked.announce()
     from mmspec.core.statistics import timed_by_device

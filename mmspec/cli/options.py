@@ -45,8 +45,9 @@ ModelOption = Annotated[
 Accelerator = Annotated[
     str | None,
     typer.Option(
-        help="none, copy, draft_model:num_draft_tokens=8, ...; by default that of drafters.json in the "
-        "model's folder; otherwise copy, or none for masked models."
+        help="NAME or NAME:option=value; `mmspec accelerators` lists the names, and auto uses the result of "
+        "`mmspec tune`. By default that of drafters.json in the model's folder; otherwise copy, or none for "
+        "masked models."
     ),
 ]
 BatchSize = Annotated[int, typer.Option(min=1, help="Prompts decoded together.")]
@@ -83,9 +84,7 @@ class ModelOptions:
             "that of drafters.json in the model's folder."
         ),
     ] = None
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of sampling, and of the scenes if no prompt or image is given.")
-    ] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0
     dtype: Annotated[str, typer.Option(help="auto (as in the checkpoint), float32, bfloat16 or float16.")] = (
         "auto"
     )

@@ -34,9 +34,8 @@ class JacobiDrafter(WindowDrafter):
     """Drafter that takes a window of tokens from the target's earlier forward passes.
 
     Args:
-        window: see `WindowDrafter`; 32, and 16 on a CPU without `front`, `reach` and `coupling="exact"` if
-            None. With the default and `coupling="exact"`, the rows of a forward pass on a CPU share 32 nodes:
-            each row gets at least 4 of them, or is decoded plainly.
+        window: see `WindowDrafter`; on a GPU 32, on a CPU 16 (32 with `front`, `reach` or `coupling="exact"`)
+            if None.
         coupling, init: see `WindowDrafter`.
         reuse: a place keeps its old draft if the target gives it at least this probability, above 0 to 1, and
             is redrawn otherwise, as in SJD++ (2512.07503), which makes the output approximate; never kept if
@@ -44,6 +43,9 @@ class JacobiDrafter(WindowDrafter):
         front, reach: see `WindowDrafter`.
 
     `front="4x4x4"` with `reach=3` is the published tree of SJD-PAC, and 3x3x3 the default of its code.
+
+    With the default window and `coupling="exact"`, the rows of a forward pass on a CPU share 32 nodes: each
+    row gets at least 4 of them, or is decoded plainly.
 
     Between rounds a session stores two distributions for each place of the window: 4 MB a row at a window of
     32 and 16,384 codes in float32, or 0.5 MB as pairs under a top-k of 1000.

@@ -3,6 +3,7 @@
 import inspect
 import json
 import re
+import runpy
 
 import pytest
 from typer.testing import CliRunner
@@ -58,7 +59,7 @@ def test_every_option_of_an_acceptance_rule_has_a_meaning() -> None:
 def test_meanings_have_the_defaults_of_the_code() -> None:
     found = {one.name: one.default for one in meanings_of(METHODS["sjd"])}
     assert found["init"] == "`edge`" and found["reach"] == "the whole window"
-    assert found["window"].startswith("32, and 16 on a CPU")
+    assert found["window"].startswith("on a GPU 32, on a CPU 16")
     assert {one.name: one.default for one in meanings_of(METHODS["gsd"])}["relaxation"] == "`groups`"
     heads = {one.name: one.default for one in meanings_of(METHODS["flash"])}
     assert heads["num_draft_tokens"] == "head's config (new heads: `16`)"
@@ -94,3 +95,22 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     names = [name for name in mmspec.__all__ if not name.startswith("_")]
     names += [name for name in errors.__all__ if isinstance(getattr(errors, name), type)]
     assert [name for name in names if f"`{name}`" not in page] == []
+
+
+def test_every_entry_of_the_api_has_a_paragraph_and_a_signature_or_a_table() -> None:
+    page = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    entries = re.findall(r"<!-- built: api (\S+) -->\n(.*?)<!-- /built -->", page, re.DOTALL)
+    assert len(entries) > 15
+    for name, text in entries:
+        heading, *parts = text.strip().split("\n\n")
+        assert heading == f"### `{name.rpartition('.')[2]}`"
+        assert len(parts) >= 2 or "() ->" in text, name
+
+
+def test_the_site_shows_the_rendered_entry_instead_of_the_written_one() -> None:
+    pytest.importorskip("mkdocs")
+    hooks = runpy.run_path(str(ROOT / "docs" / "site_hooks.py"))
+    page = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    shown = hooks["ENTRY"].sub(r"::: \1", page)
+    assert "::: mmspec.enable" in shown and "### `enable`" not in shown
+    assert "`MissingDependencyError`" in shown
