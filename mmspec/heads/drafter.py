@@ -119,6 +119,7 @@ class HeadDrafter(TrainedDrafter):
         more_taps: hidden states of the target that it reads beside the head's.
         read_out: states [..., d] -> logits [..., V] by the target's output matrix, or [..., V'] of the tokens
             that the head drafts; set by `fit`.
+        names: [V'] the target's tokens of the head's logits; None for all. Set by `fit`.
     """
 
     runs_ahead = True
@@ -128,6 +129,7 @@ class HeadDrafter(TrainedDrafter):
     model: DraftingHead
     more_taps: ClassVar[tuple[int, ...]] = ()
     read_out: Callable[[Tensor], Tensor]
+    names: Tensor | None
 
     def __init__(
         self,
@@ -164,6 +166,7 @@ class HeadDrafter(TrainedDrafter):
     def fit(self, target: AnyTarget) -> Self:
         fitted = super().fit(target)
         fitted.read_out = fitted.fitted_target.head_of(self.model.rows_read)
+        fitted.names = self.model.draft_tokens
         return fitted
 
     def stopping_below(self, probability: float) -> Self:
@@ -190,7 +193,7 @@ class HeadSession(DraftSession):
     def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         self.drafter, self.head, self.shape = drafter, drafter.model, drafter.shape
         self.target, self.sampler, self.random = drafter.fitted_target, batch.sampler, batch.random
-        self.read_out, self.names = drafter.read_out, drafter.model.draft_tokens
+        self.read_out, self.names = drafter.read_out, drafter.names
         self.copies = len(batch.prompts) // len(batch.requests)
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:

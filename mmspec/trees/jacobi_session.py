@@ -34,9 +34,9 @@ from mmspec.trees.window import (
     KIND_OF_COUPLING,
     NEIGHBOURS,
     LastDraft,
-    WindowLayout,
     WindowTree,
     draw_coupled,
+    layout_on,
     ranked_candidates,
     read_front,
 )
@@ -205,9 +205,7 @@ class JacobiSession(DraftSession):
         self._lay_out([request.layout for request in requests])
         self.round = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         tree = drafter.tree
-        self.parents, self.slots, self.chain, self.nodes = (
-            torch.tensor(each, device=device) for each in (tree.parents, tree.slots, tree.chain, tree.nodes)
-        )
+        self.parents, self.slots, self.chain, self.nodes = tree.tensors(device)
         # The prompt is a window of one node, whose distribution is the edge of the first real window.
         token = torch.zeros(len(requests), 1, dtype=torch.long, device=device)
         draft = Tree.chain(token, drafter.kind)
@@ -221,7 +219,7 @@ class JacobiSession(DraftSession):
     def _lay_out(self, layouts: Sequence[Layout | None]) -> None:
         """Set the layouts of the rows, and the width of their windows."""
         device = self.random.keys.device
-        self.layouts, self.layout = layouts, WindowLayout(layouts, self.vocabulary, device)
+        self.layouts, self.layout = layouts, layout_on(tuple(layouts), self.vocabulary, device)
         width = self.drafter.width(len(layouts) * (1 + self.sampler.is_guided))
         self.steps = torch.arange(width, device=device)
 

@@ -9,6 +9,7 @@ last round maximally (MC-SJD, 2510.24211), by shared Gumbel noise (GS, 2510.2421
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import NamedTuple
@@ -86,6 +87,12 @@ class WindowLayout:
         return look_up(known, source - place[:, :1] + self.reach - 1)
 
 
+@lru_cache(maxsize=32)
+def layout_on(layouts: tuple[Layout | None, ...], vocabulary: int, device: torch.device) -> WindowLayout:
+    """The places of a batch on a device; batches of equal layouts share one, and so their CUDA graphs."""
+    return WindowLayout(layouts, vocabulary, device)
+
+
 def look_up(table: Tensor, index: Tensor) -> Tensor:
     """Look up index [B, n] in a table [B, m], clamped to its ends; results beyond them are discarded."""
     return table.gather(1, index.clamp(0, table.shape[1] - 1))
@@ -135,7 +142,7 @@ class WindowTree:
             raise InputError("front", front, rule)
         if reach is not None and (not is_integer(reach) or not len(front) <= reach < window):
             raise InputError("reach", reach, f"must be from {len(front)} (the front) to {window - 1}")
-        self.front, self.reach = front, window - 1 if reach is None else reach
+        self.window, self.front, self.reach = window, front, window - 1 if reach is None else reach
         count = prod(front)
         self.parents, self.slots, self.chain, levels = [0], [0], [0], [[0]]
         for slot in range(1, window):
@@ -149,6 +156,10 @@ class WindowTree:
         self.nodes = [[level[chain * len(level) // count] for level in levels] for chain in range(count)]
         self.choices = [list(choice) for choice in product(*map(range, front))]
 
+    def tensors(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The attributes `parents`, `slots`, `chain` and `nodes` on a device; equal trees share them."""
+        return tree_on(self.window, self.front, self.reach, device)
+
     def branch(self, slot: int) -> int:
         """Number of candidates of each parent at a slot."""
         return self.front[slot - 1] if slot <= len(self.front) else 1
@@ -156,6 +167,17 @@ class WindowTree:
     def chains(self, slot: int) -> int:
         """Number of parents of the nodes of a slot."""
         return prod(self.front[: slot - 1]) if slot <= self.reach else 1
+
+
+@lru_cache(maxsize=32)
+def tree_on(
+    window: int, front: tuple[int, ...], reach: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """See `WindowTree.tensors`."""
+    tree = WindowTree(window, front, reach)
+    lists = (tree.parents, tree.slots, tree.chain)
+    parents, slots, chain = (torch.tensor(each, device=device) for each in lists)
+    return parents, slots, chain, torch.tensor(tree.nodes, device=device)
 
 
 class LastDraft(NamedTuple):
