@@ -201,9 +201,6 @@ class HybridLayer(RecurrentLayer, RaggedLayer):
 class RaggedCache(Cache, Rows):
     """Static KV buffers with per-row lengths.
 
-    Attributes:
-        order: index of each row in the buffers, if rows have to move before the next forward pass; else None.
-
     Args:
         config: the model's config: number of layers, and which of them have a sliding window.
         rows: batch size B (twice that under guidance).
@@ -212,7 +209,12 @@ class RaggedCache(Cache, Rows):
 
     Raises:
         UnsupportedModelError: the model has layers whose state is of an unknown kind.
+
+    Attributes:
+        order: index of each row in the buffers, if rows have to move before the next forward pass; else None.
     """
+
+    counters = frozenset({"longest"})
 
     def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
         text = config.get_text_config(decoder=True)
@@ -238,8 +240,6 @@ class RaggedCache(Cache, Rows):
         self.ragged = [layer for layer in layers if isinstance(layer, RaggedLayer)]
         self.recurrent = [layer for layer in layers if isinstance(layer, RecurrentLayer)]
         super().__init__(layers=layers)
-
-    counters = frozenset({"longest"})
 
     @property
     def rows(self) -> int:

@@ -22,11 +22,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor
 
 from mmspec.core.cache import RaggedCache, WritePlan
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Pairs
 from mmspec.core.graphs import Graph, Side, can_capture, capture
+from mmspec.core.image_grid import Layout
 from mmspec.core.rows import Rows
 
 __all__ = ["RoundGraphs", "Steady"]
@@ -137,14 +139,18 @@ def kind_of(thing: Any, leaves: Set[tuple[int, str]]) -> Hashable:
 
 
 def seen(value: Any) -> Hashable:
-    """A value for comparison: itself if it is plain, else its address."""
+    """A value for comparison: itself if it is plain, else its address; "" for the host's lists of numbers."""
     if isinstance(value, Tensor):
         return value.data_ptr(), value.shape
-    if isinstance(value, Rows | WritePlan | list | dict):
-        return ""  # a part of its own, or for the host
+    if isinstance(value, Rows | WritePlan):
+        return ""  # a part of its own
+    if isinstance(value, LogitsProcessor):  # each call makes new ones
+        return type(value), *((name, seen(each)) for name, each in sorted(vars(value).items()))
+    if isinstance(value, list):
+        return "" if all(isinstance(each, int) for each in value) else tuple(map(seen, value))
     if isinstance(value, tuple):
         return tuple(map(seen, value))
-    found: Hashable = value if isinstance(value, PLAIN) else id(value)
+    found: Hashable = value if isinstance(value, (*PLAIN, Layout)) else id(value)
     return found
 
 
@@ -266,7 +272,7 @@ class RoundGraphs:
                 if name in before[index]
             ]
             read = (value for values in before for value in values.values())
-            kept = [*fixed, *(value for value in read if not isinstance(value, Rows | list | dict))]
+            kept = [*fixed, *(value for value in read if not isinstance(value, Rows))]
             return CapturedRound(graph._replace(function=torch.clone), results[-1], counted, kept)
         except UnsteadyError:  # the first round after a prompt, for example
             return None

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from benchmarks.simulated_gpu import SimulatedGPU
 from mmspec.core import round_graphs
@@ -90,6 +91,26 @@ def test_a_move_overwrites_no_value_that_another_needs() -> None:
     for old, new in round_graphs.moves(tensors, after):
         old.copy_(new)
     assert [one.tolist(), two.tolist(), fresh.tolist()] == [[3, 4], [2, 1], [5, 6]]
+
+
+def test_equal_processors_share_a_graph_and_others_do_not() -> None:
+    def penalised(*penalties: float) -> Sampler:
+        rows = [LogitsProcessorList([RepetitionPenaltyLogitsProcessor(each)]) for each in penalties]
+        return Sampler(0.9, processors=rows)
+
+    samplers = [(1.3, 1.3, 1.3), (1.3, 1.3, 1.3), (3.0, 1.3, 1.3)]
+    drafter, rule = CASES["medusa"]()[0], SampleAndMatch()
+    plain, target = CausalTarget(tiny_lm()), captured()
+    expected = [
+        decode(plain, PROMPTS, drafter, rule, penalised(*each), max_new_tokens=20) for each in samplers
+    ]
+    with SimulatedGPU():
+        found = [
+            decode(target, PROMPTS, drafter, rule, penalised(*each), max_new_tokens=20) for each in samplers
+        ]
+    assert all(map(same, found, expected))
+    assert expected[0].outputs != expected[2].outputs
+    assert len(target.steps.rounds._graphs) == 2  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("accelerator", ["none", "eagle"])
