@@ -53,7 +53,7 @@ COPYING = {torch: ("tensor", "as_tensor", "from_numpy"), Tensor: ("new_tensor",)
 
 @dataclass
 class Counts:
-    """What happened since the last `take`.
+    """Counts since the last `take`.
 
     Attributes:
         launches: launches outside graphs by operator.
@@ -89,7 +89,7 @@ Step = tuple[Callable[..., Any], Sequence[Any], dict[str, Any], Any]
 class SimulatedGPU(TorchDispatchMode):
     """Context in which torch's operators on the CPU count as launches on a GPU.
 
-    Import the modules that will be used before entering it: functions are replaced where they are imported.
+    Functions are replaced in all modules of mmspec until it is left.
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,11 @@ class SimulatedGPU(TorchDispatchMode):
             (torch.cuda, "Stream", lambda *_: None),
             (torch.cuda, "graph_pool_handle", lambda: None),
             *((Tensor, name, self._reading(getattr(Tensor, name))) for name in HOST_READS),
-            *((owner, name, self._copying(getattr(owner, name))) for owner, name in copying()),
+            *(
+                (at, name, self._copying(getattr(at, name)))
+                for at, names in COPYING.items()
+                for name in names
+            ),
         ]
         swap(replaced)
         # also in modules that are imported meanwhile
@@ -156,10 +160,10 @@ class SimulatedGPU(TorchDispatchMode):
 
     def _launch(self, name: str, launches: int, step: Step) -> None:
         if self._tape is not None:
-            self._tape += [step] * 1 if launches == 1 else [step, *[(nothing, (), {}, None)] * (launches - 1)]
+            self._tape += [step, *[(nothing, (), {}, None)] * (launches - 1)]
         elif not self._is_quiet:
             self.counts.launches[name] += launches
-            if name in ("index_select", "cat", "index_copy_", "copy_", "clone"):
+            if name in MOVING:
                 self.counts.moved_bytes += sum(
                     x.nbytes for x in tree_leaves(step[3]) if isinstance(x, Tensor)
                 )
@@ -276,7 +280,3 @@ def swap(pairs: Sequence[tuple[Any, Any]]) -> None:
         for name, value in list(vars(module).items()):
             if id(value) in others:
                 setattr(module, name, others[id(value)])
-
-
-def copying() -> list[tuple[Any, str]]:
-    return [(owner, name) for owner, names in COPYING.items() for name in names]

@@ -140,7 +140,7 @@ def measure_round(
     forwards = stats.target_forwards - 1
     parts = (stats.target_seconds, stats.draft_seconds, stats.verify_seconds)
     launches = count_launches(target, drafter, requests, sampler) if target.device.type == "cuda" else None
-    return RoundTime(median(times), *(part / forwards for part in parts), launches)
+    return RoundTime(median(times), *(part / forwards for part in parts), launches=launches)
 
 
 def count_launches(target: Any, drafter: Drafter, requests: list[Request], sampler: Sampler) -> float:
@@ -151,7 +151,8 @@ def count_launches(target: Any, drafter: Drafter, requests: list[Request], sampl
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
         for _ in islice(rounds, 4):
             pass
-    return sum(event.count for event in seen.key_averages() if event.key.startswith(LAUNCHING)) / 4
+    counts = [event.count for event in seen.key_averages() if event.key.startswith(LAUNCHING)]
+    return float(sum(counts)) / 4
 
 
 def _rounds(

@@ -84,7 +84,7 @@ class ImageOptions:
 
     @property
     def settings(self) -> Keywords:
-        """Keywords of every call, without those that are None."""
+        """The keywords of every call that are not None."""
         control = None if self.control_image is None else located(self.control_image)
         given = {"control_image": control, "last_step_noise": self.last_step_noise or None}
         return given_of(**{**vars(self), **given})

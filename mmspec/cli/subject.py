@@ -88,7 +88,7 @@ class Question:
 
     @property
     def settings(self) -> Keywords:
-        """Keywords of every call, without those that are None."""
+        """The keywords of every call that are not None."""
         own = {name: value for name, value in vars(self).items() if name in CALL_FIELDS}
         del own["batch_size"]  # the command makes the batches
         return given_of(**{**own, "last_step_noise": self.last_step_noise or None})

@@ -42,7 +42,7 @@ class TrainingOptions:
 
     @property
     def plan(self) -> Keywords:
-        """Keywords of a trainer, without those that are None, see `RunOptions`."""
+        """The keywords of a trainer that are not None; see `RunOptions`."""
         return {name: value for name, value in vars(self).items() if value is not None and name != "as_json"}
 
     def report(self, folder: Path, hint: str | None = None, **record: str) -> None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.core.draft import Nodes
-from mmspec.core.graphs import has_graphs, rows_of_graph
+from mmspec.core.graphs import has_graphs, power_of_two, rows_of_graph
 from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
 from mmspec.core.rows import Rows, concat, runs, select
 from mmspec.errors import UnsupportedModelError
@@ -534,7 +534,7 @@ def mask_width(columns: int, device: torch.device) -> int:
     free there, and powers of two cost a tenth of an image's time in wider attention.
     """
     if has_graphs(device):
-        return max(WIDTH_BLOCK, 1 << (columns - 1).bit_length())
+        return max(WIDTH_BLOCK, power_of_two(columns))
     return round_up(columns, WIDTH_BLOCK)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import MaxTimeCriteria, StoppingCriteriaList
 
 from mmspec.core.draft import Draft
+from mmspec.core.graphs import power_of_two
 from mmspec.core.indexing import pick, put, take
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.once import once
@@ -394,11 +395,6 @@ class Canvas(Rows):
                 self.finish_reasons[row] = "stop"
                 return block[:index]
         return block
-
-
-def power_of_two(count: int) -> int:
-    """The smallest power of two that is at least `count`."""
-    return 1 << max(count - 1, 0).bit_length()
 
 
 class VectorCanvas(Canvas):

@@ -120,7 +120,12 @@ class GraphCache:
 
 def rows_of_graph(rows: int) -> int:
     """Number of rows of the graph that is used for `rows` rows."""
-    return 1 << (max(rows, 1) - 1).bit_length() if rows <= WIDEST else -(-rows // WIDEST) * WIDEST
+    return power_of_two(rows) if rows <= WIDEST else -(-rows // WIDEST) * WIDEST
+
+
+def power_of_two(count: int) -> int:
+    """The smallest power of two that is at least `count`."""
+    return 1 << max(count - 1, 0).bit_length()
 
 
 def capture(

@@ -111,7 +111,7 @@ class Steady:
                 leaf.set(tensor)
 
     def kind(self) -> Hashable:
-        """What the round's Python code depends on, besides the values of tensors and counters."""
+        """Describe all that the round's Python code reads, but for the values of tensors and counters."""
         shapes = tuple((leaf.name, leaf.value.shape, leaf.value.dtype) for leaf in self.leaves)
         held = {(id(leaf.owner), leaf.name) for leaf in self.leaves}
         return shapes, tuple(kind_of(each, held) for each in self.objects)
@@ -126,7 +126,7 @@ class Steady:
 
 
 def kind_of(thing: Any, leaves: Set[tuple[int, str]]) -> Hashable:
-    """What a round's Python code may read of an object, besides its leaves and the parts of `Steady`."""
+    """Describe the attributes of an object that a round's Python code may read, without its leaves."""
     if isinstance(thing, Canvas):
         return Canvas  # the rest is for the host
     if isinstance(thing, RaggedCache):

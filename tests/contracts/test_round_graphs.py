@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 
 from benchmarks.simulated_gpu import SimulatedGPU
 from mmspec.core import round_graphs
+from mmspec.core.draft import DraftKind
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import ModelDrafter
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
@@ -21,6 +23,7 @@ from tests.contracts.checks import PROMPTS
 from tests.contracts.running import Run, decode, random_prompts
 from tests.contracts.test_late_reading import AHEAD, CASES, SAMPLER, same
 from tests.methods import eagle_checks
+from tests.oracles import tree_of
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES, tiny_image, tiny_lm
 
 #: Drafters that make tables for each batch, and so have graphs for each batch.
@@ -91,6 +94,21 @@ def test_a_move_overwrites_no_value_that_another_needs() -> None:
     for old, new in round_graphs.moves(tensors, after):
         old.copy_(new)
     assert [one.tolist(), two.tolist(), fresh.tolist()] == [[3, 4], [2, 1], [5, 6]]
+
+
+def test_values_derived_before_a_replay_are_computed_anew() -> None:
+    tokens = torch.zeros(1, 3, dtype=torch.long)
+    chain, fork = (tree_of(tokens, parents, DraftKind.POINT) for parents in ([0, 0, 1], [0, 0, 0]))
+    held = replace(chain, max_children=2)  # a chain has no tree to derive
+    assert held.depth.tolist() == [[0, 1, 2]]
+    steady = round_graphs.Steady([held])
+    own = [leaf.value.clone() for leaf in steady.leaves]
+    steady.bind(own)
+    for leaf, tensor in zip(steady.leaves, own, strict=True):
+        tensor.copy_(getattr(fork, leaf.name, tensor))  # as a replay does
+    assert held.depth.tolist() == [[0, 1, 2]]
+    steady.forget_derived()
+    assert held.depth.tolist() == [[0, 1, 1]]
 
 
 def test_equal_processors_share_a_graph_and_others_do_not() -> None:
