@@ -93,6 +93,7 @@ WORDS = passing(
     lambda value: is_list(value) and value and all(one and are_token_ids(one) for one in value),
     "must be a list of words, each a list of at least one token id",
 )
+PENALTY = Range(-2.0, 2.0, "must be between -2 and 2")
 SHARE = Range(0.0, 1.0, "must be between 0 and 1")
 ABOVE_ZERO = Range(0.0, 1e4, "must be above 0 and at most 10000", open_below=True)
 POSITIVE = Range(1, math.inf, "must be a positive integer", whole=True)
@@ -170,7 +171,9 @@ class RandomFields:
 
 @dataclass(frozen=True)
 class ShapingFields:
-    """Settings of transformers' logits processors. They act as in `generate`, at every token of a draft.
+    """Settings of logits processors. They act as in `generate`, at every token of a draft.
+
+    All but the presence and frequency penalties are those of transformers.
 
     `min_length` counts the prompt of the row, `min_new_tokens` does not. If both are set, the call takes
     precedence over `generation_config=`, and that over the model's own config; in the same place
@@ -183,6 +186,9 @@ class ShapingFields:
             divided, and negative ones multiplied; 1 if None.
         encoder_repetition_penalty: factor above 0 that makes tokens of the prompt more likely if above 1, and
             less likely if below; 1 if None.
+        presence_penalty: number from -2 to 2 by which the logits of tokens in the output are reduced, as in
+            OpenAI's API; tokens of the prompt do not count; 0 if None.
+        frequency_penalty: the same, once for each time that the token occurs in the output; 0 if None.
         no_repeat_ngram_size: size of n-grams that occur only once; off if None.
         encoder_no_repeat_ngram_size: size of n-grams of the prompt that do not occur in the output; off if
             None.
@@ -202,6 +208,8 @@ class ShapingFields:
     min_length: int | None = call_field(COUNT, neutral=0)
     repetition_penalty: float | None = call_field(ABOVE_ZERO, neutral=1.0)
     encoder_repetition_penalty: float | None = call_field(ABOVE_ZERO, neutral=1.0)
+    presence_penalty: float | None = call_field(PENALTY, neutral=0.0)
+    frequency_penalty: float | None = call_field(PENALTY, neutral=0.0)
     no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
     encoder_no_repeat_ngram_size: int | None = call_field(POSITIVE, neutral=0)
     bad_words_ids: list[list[int]] | None = call_field(WORDS, in_chats="bad_words")
@@ -259,6 +267,9 @@ class TextFields:
             they disable drafting as `logits_processor` does.
         max_time: time limit in seconds, above 0, counted from the call.
         eos_token_id: token id or ids that end a row.
+        logprobs: number of most likely tokens to return with each output token and its log-probability, 0 or
+            more. These are of the model's own distribution, before logits processors, temperature and
+            truncation; with guidance, after it. Neither if None.
         negative_prompt: the unconditional prompt(s) of guidance. For LLaDA the default is the prompt with all
             tokens masked, as in LLaDA's code; an empty prompt if None.
     """
@@ -275,6 +286,7 @@ class TextFields:
         Range(0.0, 1e9, "must be a number of seconds above 0", open_below=True)
     )
     eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_chats="stop_token_ids")
+    logprobs: int | None = call_field(COUNT, in_chats="top_logprobs")
     negative_prompt: str | Sequence[str] | None = call_field()
 
 

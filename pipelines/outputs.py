@@ -10,6 +10,7 @@ from einops import rearrange
 from PIL import Image
 
 from mmspec.core.canvas import RowOutput
+from mmspec.core.logprobs import TokenLogprob
 from mmspec.core.statistics import DecodingStats
 
 #: Images in the format of an `output_type`: a list of PIL images, an array or a tensor.
@@ -28,6 +29,8 @@ class TextOutput:
         stats: decoding statistics of the call, such as `stats.acceptance_length`.
         finish_reasons: "eos", "length", "stop", "interrupted" or "error" for each prompt.
         drafted: for each output token of each prompt, whether it was an accepted draft token.
+        logprobs: for each output token of each prompt, a `TokenLogprob(token, logprob, top)`, if the call has
+            `logprobs=`; else empty lists.
     """
 
     text: list[str]
@@ -35,6 +38,7 @@ class TextOutput:
     stats: DecodingStats
     finish_reasons: list[str] = field(default_factory=list)
     drafted: list[list[bool]] = field(default_factory=list)
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
 
     def __str__(self) -> str:
         first = " ".join(self.text[0].split()) if self.text else ""

@@ -126,7 +126,8 @@ class GenerationSettings(TextFields, SamplingFields, CutoffFields, ShapingFields
             others = replace(self, stop_strings=None)
             of_output = replace(self, max_time=None, stopping_criteria=None)._criteria(tokenizer)
         ends = frozenset(self.end_token_ids())
-        stopping = Stopping(new_tokens, ends, others._criteria(tokenizer), of_output)
+        criteria = others._criteria(tokenizer)
+        stopping = Stopping(new_tokens, ends, criteria, of_output, logprobs=self.logprobs)
         if new_tokens > room:
             has = f"the prompt has {longest_prompt} tokens and the model {positions} positions"
             raise InputError("max_new_tokens", new_tokens, f"must be at most {room}: {has}")

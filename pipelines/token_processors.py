@@ -34,7 +34,7 @@ from transformers.generation import logits_process
 from mmspec.call_fields import CUTOFFS, SHAPING, TOKEN_IDS, WORDS, CallField, check_fields
 from mmspec.core.canvas import Stopping
 from mmspec.core.lockstep import Lockstep
-from mmspec.core.processors import is_known
+from mmspec.core.processors import CountPenaltyLogitsProcessor, is_known
 from mmspec.core.sampling import Sampler, values_of
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
@@ -54,8 +54,9 @@ __all__ = [
 logger = logging.getLogger("mmspec")
 #: Attribute by which a processor, criterion or `prefix_allowed_tokens_fn` declares that it is pure.
 DECLARED = "depends_on_path_alone"
-#: Processors of transformers whose result depends on the given ids and on constants alone.
+#: Processors whose result depends on the given ids and on constants alone.
 OF_PATH = {
+    CountPenaltyLogitsProcessor,
     logits_process.EncoderRepetitionPenaltyLogitsProcessor, logits_process.EpsilonLogitsWarper,
     logits_process.EtaLogitsWarper, logits_process.ExponentialDecayLengthPenalty,
     logits_process.ForcedBOSTokenLogitsProcessor, logits_process.ForcedEOSTokenLogitsProcessor,
@@ -76,6 +77,7 @@ WARPERS: dict[type, str] = {
     logits_process.TopPLogitsWarper: "top_p",
     logits_process.MinPLogitsWarper: "min_p",
 }
+COUNTED = ("presence_penalty", "frequency_penalty")
 #: Attributes of processors that hold a tensor with one row for each prompt.
 ROWS_HELD = ("prompt_ignore_length", "encoder_input_ids")
 
@@ -212,14 +214,19 @@ def with_processors(
     bare, kept = sampler, truncations(sampler, len(prompts))
     # those of transformers that act on all nodes at once need no check
     mine = {id(item.callback): item for item in user if not is_known(item.callback)}
-    own = LogitsProcessorList([item.callback for item in user])
+    own = [item.callback for item in user]
 
     def build(ids: list[list[int]], row: int, mask: list[list[int]] | None = None) -> LogitsProcessorList:
         tokens = torch.tensor(ids, device=device)
         seen = None if mask is None else torch.tensor(mask, device=device)
         values = {**shaping, **({**kept[row], **truncating} if kept[row] else {})}
+        presence, frequency = (values.pop(name, 0.0) for name in COUNTED)
+        before = [CountPenaltyLogitsProcessor(presence, frequency, tokens.shape[1])]
+        before = before if presence or frequency else []
         ends, most = settings.end_token_ids(), tokens.shape[1] + stopping.max_new_tokens
-        return build_processors(model, values, tokens, ends, most, own, asked, seen)
+        return build_processors(
+            model, values, tokens, ends, most, LogitsProcessorList([*before, *own]), asked, seen
+        )
 
     def wrapped(processors: Sequence[LogitsProcessor]) -> LogitsProcessorList:
         return LogitsProcessorList([mine.get(id(item), item) for item in processors])

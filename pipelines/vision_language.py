@@ -233,6 +233,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
         positions = getattr(config, "max_position_embeddings", None)
         positions = None if positions == -1 else positions  # XLNet has no limit
         self.accelerator.check(sampler)
+        if settings.logprobs is not None and self.accelerator.drafter.decides_places:
+            rule = "must be None for models that decide several places at once"
+            raise InputError("logprobs", settings.logprobs, rule)
         tokens = [request.prompt_tokens for request in requests]
         longest = max(map(len, tokens), default=0)
         usual = distance("max_new_tokens", keywords, generation_config, defaults) == 2
@@ -349,4 +352,4 @@ def text_output(call: Call, tokenizer: Processor) -> TextOutput:
     reasons = [reason or other for reason, other in zip(canvas.finish_reasons, unfinished, strict=True)]
     rows = zip(tokens, call.requests, strict=True)
     texts = [decode(tokenizer, row, request.text_before) for row, request in rows]
-    return TextOutput(texts, tokens, call.stats, reasons, canvas.drafted)
+    return TextOutput(texts, tokens, call.stats, reasons, canvas.drafted, canvas.logprobs)

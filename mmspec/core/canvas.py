@@ -19,6 +19,7 @@ from mmspec.core.draft import Draft
 from mmspec.core.graphs import power_of_two
 from mmspec.core.indexing import pick, put, take
 from mmspec.core.lockstep import Lockstep
+from mmspec.core.logprobs import TokenLogprob, unpack
 from mmspec.core.once import once
 from mmspec.core.processors import History, pad_in_front
 from mmspec.core.rows import RowField, Rows, lengthen, named
@@ -52,9 +53,11 @@ class Stopping:
             `window`, the number of last tokens that they read, they get these alone, on the host.
         of_output: stopping criteria that are called with the ids of the output alone [1, tokens].
         lockstep: set for rows that decode one token a round together; its criteria replace the others.
+        logprobs: number of most likely tokens that are reported with each output token and its
+            log-probability; None reports neither.
 
     Raises:
-            InputError: max_new_tokens is not an integer from 0 to 1,000,000.
+        InputError: max_new_tokens is not an integer from 0 to 1,000,000.
     """
 
     max_new_tokens: int
@@ -62,6 +65,7 @@ class Stopping:
     criteria: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     of_output: StoppingCriteriaList = field(default_factory=StoppingCriteriaList)
     lockstep: Lockstep | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         if not is_integer(self.max_new_tokens) or not 0 <= self.max_new_tokens <= MAX_NEW_TOKENS:
@@ -135,10 +139,20 @@ class Canvas(Rows):
         drafted: B lists of flags, one per output token: whether it came from a draft.
         finish_reasons: "eos", "length", "stop" or "error" for finished rows, else None.
         errors: the NumericalError of rows that finished with "error".
+        logprobs: B lists, one item per output token where `Stopping.logprobs` asks for them, else empty.
     """
 
     row_fields = named(
-        *("stopping", "ids", "prompt_lengths", "drafted", "finish_reasons", "errors", "output_lengths"),
+        *(
+            "stopping",
+            "ids",
+            "prompt_lengths",
+            "drafted",
+            "logprobs",
+            "finish_reasons",
+            "errors",
+            "output_lengths",
+        ),
         *("stats", "_line", "decided", "is_draft", "active", "emitted", "_limits"),
         RowField("_ends", NO_TOKEN),
         RowField("_prompts", NO_TOKEN, newest_last=True),
@@ -152,6 +166,7 @@ class Canvas(Rows):
         self.ids = [list(prompt) for prompt in prompts]
         self.prompt_lengths = [len(prompt) for prompt in prompts]
         self.drafted: list[list[bool]] = [[] for _ in prompts]
+        self.logprobs: list[list[TokenLogprob]] = [[] for _ in prompts]
         self.finish_reasons: list[str | None] = [None] * rows
         self.errors: list[NumericalError | None] = [None] * rows
         self.output_lengths = [0] * rows
@@ -188,6 +203,11 @@ class Canvas(Rows):
     def in_step(self) -> list[int]:
         """Rows that get one token a round, because their callbacks rely on it."""
         return [row for row, stopping in enumerate(self.stopping) if stopping.lockstep is not None]
+
+    @property
+    def most_logprobs(self) -> int | None:
+        """Largest number of most likely tokens that a row asks for; None if no row asks for any."""
+        return max((one.logprobs for one in self.stopping if one.logprobs is not None), default=None)
 
     @property
     def unread(self) -> int:
@@ -256,15 +276,16 @@ class Canvas(Rows):
             for plane in (self._line, self.decided, self.is_draft)
         )
 
-    def submit(self, draft: Draft, verdict: Verdict, measured: Measured) -> None:
+    def submit(self, draft: Draft, verdict: Verdict, measured: Measured, *more: Tensor) -> None:
         """Write the tokens that a round decided, and send its report to the host asynchronously.
 
         Args:
             draft, verdict: of this round.
             measured: the rule's measurement.
+            more: see `write`.
         """
         self.reserve(max(self.length_bounds) + draft.reach)
-        self.send(self.write(draft, verdict, measured), draft.reach, measured.name)
+        self.send(self.write(draft, verdict, measured, *more), draft.reach, measured.name)
 
     def send(self, report: Tensor, reach: int, measured: str) -> None:
         """Send the report of `write` to the host asynchronously.
@@ -290,6 +311,9 @@ class Canvas(Rows):
                 if failed and self.finish_reasons[row] is None:
                     self.errors[row] = NumericalError(row, self.output_lengths[row], NOT_FINITE)
                     self.finish_reasons[row] = "error"
+                if (most := self.stopping[row].logprobs) is not None:
+                    columns = block[2 * report.reach :]
+                    self.logprobs[row] += unpack(columns, kept, len(columns) // report.reach, most)
                 flags = [bool(flag) for flag in block[: len(kept)]]
                 self.drafted[row] += flags
                 self.stats.new_tokens[row] += len(kept)
@@ -305,8 +329,13 @@ class Canvas(Rows):
             self.emitted = torch.tensor(self.output_lengths, device=self.device)
         return emission
 
-    def write(self, draft: Draft, verdict: Verdict, measured: Measured) -> Tensor:
+    def write(self, draft: Draft, verdict: Verdict, measured: Measured, *more: Tensor) -> Tensor:
         """Write the tokens that a round decided, on the device; call `reserve` first.
+
+        Args:
+            draft, verdict: of this round.
+            measured: the rule's measurement.
+            more: further columns for the report: those of log-probabilities.
 
         Returns:
             [B, columns] the report that the host reads.
@@ -326,7 +355,7 @@ class Canvas(Rows):
         full = self.emitted >= self._limits[:, 0]
         self.active = self.active & ~(ended | full | verdict.failed)
         summary = torch.stack([count, ended, full, verdict.failed, draft.candidates, draft.faulty], 1)
-        return torch.cat([summary, measured.rows, flags, *self._readable(fresh)], 1)
+        return torch.cat([summary, measured.rows, flags, *self._readable(fresh), *more], 1)
 
     def append(self, path: Path) -> tuple[Tensor, Tensor, Tensor]:
         """Append the values that a path decides to the output.

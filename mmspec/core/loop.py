@@ -27,10 +27,11 @@ from mmspec.core.interfaces import (
     Target,
     list_prompts,
 )
+from mmspec.core.logprobs import pack
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import Rows, named
-from mmspec.core.sampling import RowSettings
+from mmspec.core.sampling import AnySampler, RowSettings
 from mmspec.core.statistics import Timer
 from mmspec.core.verdict import Measured, Path, Verdict
 
@@ -151,7 +152,8 @@ class Batch(Rows, Generic[State]):
         self.session.observe(draft, output, scores, verdict)
         end("draft")
         canvas.reserve(max(canvas.length_bounds) + draft.reach)
-        report = canvas.write(draft, verdict, measured)
+        more = logprob_columns(canvas, self.sampler, output.logits, verdict)
+        report = canvas.write(draft, verdict, measured, *more)
         return Computed(draft, first, scores, verdict, report, measured.name)
 
     def tighten(self) -> None:
@@ -217,7 +219,8 @@ def begin(
             path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
             verdict = draft.verdict(path, scores.is_finite())
         timer.end("verify")
-        canvas.submit(draft, verdict, Measured.nothing(canvas.active))
+        more = logprob_columns(canvas, sampler, prefill.logits, verdict)
+        canvas.submit(draft, verdict, Measured.nothing(canvas.active), *more)
         emission = canvas.read()
     except BaseException:
         state.close()
@@ -276,6 +279,21 @@ def speculate(
             batch.tighten()
             if emission is not None:
                 yield Round(*rounds.popleft()[:4], emission)
+
+
+def logprob_columns(canvas: Canvas, sampler: AnySampler, logits: Tensor, verdict: Verdict) -> list[Tensor]:
+    """Return the columns of log-probabilities for the report of a round, if a row asks for them.
+
+    Args:
+        canvas: of the batch.
+        sampler: of the batch.
+        logits: the target's, at the nodes of the draft.
+        verdict: a path. The pipeline refuses log-probabilities for models that fill places.
+    """
+    count = canvas.most_logprobs
+    if count is None or not isinstance(verdict, Path):
+        return []
+    return [pack(sampler.guided(logits), verdict.nodes, verdict.values, count)]
 
 
 def runs_by_itself(device: torch.device) -> bool:

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from transformers import (
     ForcedBOSTokenLogitsProcessor,
     ForcedEOSTokenLogitsProcessor,
+    LogitsProcessor,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
@@ -34,7 +35,15 @@ from mmspec.core.once import once
 from mmspec.kernels import path_tokens, penalize_tokens
 from mmspec.kernels.path_tokens import NOTHING
 
-__all__ = ["History", "Paths", "Vectorized", "is_known", "is_vectorized", "vectorize"]
+__all__ = [
+    "CountPenaltyLogitsProcessor",
+    "History",
+    "Paths",
+    "Vectorized",
+    "is_known",
+    "is_vectorized",
+    "vectorize",
+]
 
 ANYTHING = -2  # matches every token
 NEVER = 2**40  # beyond every length
@@ -158,6 +167,47 @@ class NoRepeatedNGrams(Vectorized):
         return logits.masked_fill(excluded.scatter_(2, ids, True)[..., :-1], -math.inf)
 
 
+class CountPenaltyLogitsProcessor(LogitsProcessor):
+    """Presence and frequency penalties of OpenAI's API, which transformers lacks.
+
+    The logit of a token that occurs c > 0 times in the output is reduced by c * frequency + presence. Tokens
+    of the prompt do not count.
+
+    Args:
+        presence, frequency: the penalties; negative ones make repetitions more likely.
+        prompt_length: number of leading tokens that do not count.
+    """
+
+    def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
+        self.presence, self.frequency, self.prompt_length = presence, frequency, prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        counts = counts_of(input_ids[:, self.prompt_length :], scores.shape[-1])
+        return scores - (counts * self.frequency + (counts > 0) * self.presence).to(scores.dtype)
+
+
+def counts_of(tokens: Tensor, vocabulary: int) -> Tensor:
+    """Count each of V tokens, [.., W] ids -> [.., V] float32; other ids are ignored."""
+    ids = tokens.where((tokens >= 0) & (tokens < vocabulary), vocabulary)  # an extra column, dropped
+    counts = torch.zeros(*tokens.shape[:-1], vocabulary + 1, device=tokens.device)
+    counts.scatter_add_(-1, ids, torch.ones_like(ids, dtype=counts.dtype))
+    return counts[..., :-1]
+
+
+class CountPenalty(Vectorized):
+    """Reduces the logits of the tokens that occur in the output, by their number."""
+
+    def __init__(self, rows: Sequence[Any], logits: Tensor) -> None:
+        given = [(0.0, 0.0) if item is None else (item.presence, item.frequency) for item in rows]
+        penalties = torch.tensor(given, dtype=torch.float32, device=logits.device)
+        self.presence, self.frequency = penalties.T[..., None, None]
+
+    def __call__(self, logits: Tensor, paths: Paths) -> Tensor:
+        counts = counts_of(paths.tokens[..., paths.history.prompts.shape[1] :], logits.shape[-1])
+        penalty: Tensor = counts * self.frequency + (counts > 0) * self.presence
+        return logits - penalty.to(logits.dtype)
+
+
 Biases = dict[tuple[int, ...], float]
 
 
@@ -268,6 +318,7 @@ class Forcing(Vectorized):
 
 #: The processors that are known here, and the class for each.
 KINDS: dict[type, type[Vectorized]] = {
+    CountPenaltyLogitsProcessor: CountPenalty,
     RepetitionPenaltyLogitsProcessor: RepetitionPenalty,
     NoRepeatNGramLogitsProcessor: NoRepeatedNGrams,
     SequenceBiasLogitsProcessor: SequenceBias,

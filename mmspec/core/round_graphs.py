@@ -128,7 +128,7 @@ class Steady:
 def kind_of(thing: Any, leaves: Set[tuple[int, str]]) -> Hashable:
     """Describe the attributes of an object that a round's Python code may read, without its leaves."""
     if isinstance(thing, Canvas):
-        return Canvas  # the rest is for the host
+        return Canvas, thing.most_logprobs  # the rest is for the host
     if isinstance(thing, RaggedCache):
         buffers = (layer.keys.data_ptr() for layer in thing.ragged if layer.is_initialized)
         return id(thing), *buffers

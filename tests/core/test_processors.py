@@ -18,7 +18,13 @@ from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.interfaces import Drafter
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.plain import NoDrafter
-from mmspec.core.processors import KINDS, History, is_vectorized, steps_of
+from mmspec.core.processors import (
+    KINDS,
+    CountPenaltyLogitsProcessor,
+    History,
+    is_vectorized,
+    steps_of,
+)
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
 from mmspec.methods.copy.drafter import CopyDrafter
@@ -54,6 +60,9 @@ MAKERS: dict[str, Make] = {
     "repetition of the output": lambda draw, length: lp.RepetitionPenaltyLogitsProcessor(1.7, length),
     "repetition from a place": lambda draw, length: lp.RepetitionPenaltyLogitsProcessor(
         1.7, torch.tensor([draw.randint(0, length + 4)])
+    ),
+    "counts": lambda draw, length: CountPenaltyLogitsProcessor(
+        draw.uniform(-2, 2), draw.choice([0.0, 0.3, 1.1, -0.7]), length
     ),
     "n-grams": lambda draw, _: lp.NoRepeatNGramLogitsProcessor(draw.randint(1, 4)),
     "biases": lambda draw, _: lp.SequenceBiasLogitsProcessor(biases(draw)),
