@@ -193,7 +193,7 @@ def lumina() -> Family:
         return ["<s>", *tokenizer.tokenize(request), *words, "<reserved08706>", *head]
 
     return Family(
-        image_target(model, family="lumina_mgpt"),
+        image_target(model),
         tokenizer,
         (32, 64),
         4,
