@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # importing them takes seconds, and at most one is needed
     from mmspec.families.mar.target import MARTarget
     from mmspec.families.nextstep.target import NextStepTarget
 
-__all__ = ["check_same_latents", "continuous_target", "image_target"]
+__all__ = ["VectorTarget", "check_same_latents", "continuous_target", "image_target"]
 
 #: A target that draws continuous tokens.
 VectorTarget: TypeAlias = "MARTarget | NextStepTarget"
