@@ -281,10 +281,8 @@ def test_saved_folder_gives_the_same(
     family_checks.saved_folder_gives_the_same(checkpoint, pipe, plain, tmp_path / checkpoint.name)
 
 
-def test_wrong_weights_are_named(
-    checkpoint: Checkpoint, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    family_checks.wrong_weights_are_named(checkpoint, folder, tmp_path, caplog)
+def test_wrong_weights_are_named(checkpoint: Checkpoint, folder: Path, tmp_path: Path) -> None:
+    family_checks.wrong_weights_are_named(checkpoint, folder, tmp_path)
 
 
 def test_wrong_configs_are_named(checkpoint: Checkpoint, folder: Path, tmp_path: Path) -> None:
