@@ -59,6 +59,7 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
 
     default_accelerator = "none"
     settings = ContinuousSettings
+    parts = (VAE,)
     target: Any
     model: Any
 
@@ -142,17 +143,8 @@ class ContinuousImagePipeline(ImageGenerationPipeline):
     def stride(self) -> int:
         return int(2 ** (len(self.vae.config.block_out_channels) - 1)) * self.patch
 
-    @property
-    def components(self) -> dict[str, object]:
-        """Parts of the pipeline by name, as in diffusers."""
-        parts = {"model": self.model, "vae": self.vae, "processor": self.processor}
-        return {name: part for name, part in parts.items() if part is not None}
-
     def _write(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
-        self.vae.save_pretrained(folder / VAE)
-        if self.processor is not None:
-            self.processor.save_pretrained(folder)
+        super()._write(folder)
         stored = getattr(self.model, "generation_config", None)
         if stored is not None:
             stored.save_pretrained(folder)

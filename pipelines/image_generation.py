@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError, NumericalError
+from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER
 from mmspec.open_types import AnyFunction, Keywords, Processor
 from mmspec.pipelines.base import DRAWING, MMSpecPipeline
 from mmspec.pipelines.callbacks import CheckedCallback
@@ -50,6 +52,7 @@ class ImageGenerationPipeline(MMSpecPipeline):
 
     target: Any
     settings: ClassVar[type[ImageBatchSettings]]
+    parts: ClassVar[Sequence[str]]  # attributes that are models in subfolders of a checkpoint
 
     def __init__(
         self,
@@ -69,6 +72,20 @@ class ImageGenerationPipeline(MMSpecPipeline):
         draws = family.draws if family is not None and family.draws else "tokens"
         kind: type[MMSpecPipeline] = load(DRAWING[draws])
         return kind
+
+    @property
+    def components(self) -> dict[str, Any]:
+        """Parts of the pipeline by name, as in diffusers."""
+        models = {name: getattr(self, name) for name in ("model", *self.parts, "processor")}
+        return {name: part for name, part in models.items() if part is not None}
+
+    def _write(self, folder: Path) -> None:
+        self.model.save_pretrained(folder)
+        components = self.components
+        for name in components.keys() & self.parts:
+            components[name].save_pretrained(folder / name)
+        if self.processor is not None:
+            self.processor.save_pretrained(folder / TOKENIZER if TEXT_ENCODER in components else folder)
 
     def set_progress_bar_config(self, **config: object) -> None:
         """Set keywords of the tqdm progress bar, such as `disable=True`, as in diffusers."""

@@ -18,8 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.errors import InputError
-from mmspec.families.mar.target import MARTarget
-from mmspec.families.nextstep.target import NextStepTarget
+from mmspec.families.images import VectorTarget
 from mmspec.media import DEFAULT_LIMITS, MediaLimits, load_images
 from mmspec.open_types import AnyFunction
 from mmspec.pipelines.prompts import check_text
@@ -29,7 +28,7 @@ from mmspec.validation import is_integer, require_number
 __all__ = ["ImageTarget", "find_grid", "image_requests"]
 
 #: Targets that generate images.
-ImageTarget: TypeAlias = ImageTokenTarget | NextStepTarget | MARTarget
+ImageTarget: TypeAlias = "ImageTokenTarget | VectorTarget"
 
 
 def image_requests(

@@ -19,7 +19,6 @@ from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.families.image_parts import (
     RAW_CODEBOOK_FILE,
     TEXT_ENCODER,
-    TOKENIZER,
     VQ,
     ModelSource,
     load_whole,
@@ -59,6 +58,7 @@ class ImagePipeline(ImageGenerationPipeline):
 
     default_accelerator = "sjd"
     settings = ImageSettings
+    parts = (VQ, TEXT_ENCODER)
     target: ImageTokenTarget
 
     def __init__(
@@ -125,24 +125,10 @@ class ImagePipeline(ImageGenerationPipeline):
     def stride(self) -> int:
         return self.target.stride
 
-    @property
-    def components(self) -> dict[str, Any]:
-        """Parts of the pipeline by name, as in diffusers."""
-        parts = {"model": self.model, "vq": self.vq, "text_encoder": self.text_encoder}
-        return {
-            name: part for name, part in {**parts, "processor": self.processor}.items() if part is not None
-        }
-
     def _write(self, folder: Path) -> None:
-        self.model.save_pretrained(folder)
-        if self.vq is not None:
-            self.vq.save_pretrained(folder / VQ)
+        super()._write(folder)
         if self._codebook is not None:
             save_file({"codebook": self._codebook}, folder / VQ / RAW_CODEBOOK_FILE)
-        if self.text_encoder is not None:
-            self.text_encoder.save_pretrained(folder / TEXT_ENCODER)
-        if self.processor is not None:
-            self.processor.save_pretrained(folder / TOKENIZER if self.text_encoder is not None else folder)
 
     def _sampler(self, settings: ImageSettings, prompts: int, grid: ImageGrid) -> Sampler:
         return settings.sampler(self.target, prompts)

@@ -18,6 +18,10 @@ from mmspec.validation import is_integer
 __all__ = ["checked_size", "read_once", "read_sized", "takes_sizes"]
 
 
+#: Options of the image processors that resize to a number of pixels, in whole patches.
+OF_SIZED = {"min_pixels", "max_pixels", "patch_size", "merge_size"}
+
+
 class ReadOnce:
     """Image or video processor that encodes its first input and then repeats the result."""
 
@@ -46,7 +50,7 @@ def read_once(processor: Any) -> Any:
 
 
 class ReadSized:
-    """Image processor of Qwen-VL that encodes each image with its own size options.
+    """Image processor that resizes to a number of pixels, and encodes each image with its own size options.
 
     Args:
         part: the image processor.
@@ -92,7 +96,9 @@ def checked_size(options: Mapping[str, Any], place: str, limits: MediaLimits | N
     for name, value in options.items():
         where = f"{place}[{name!r}]"
         if limits is None:
-            raise InputError(where, value, "is supported by the image processors of Qwen-VL only")
+            raise InputError(
+                where, value, "needs an image processor with min_pixels and max_pixels, such as Qwen-VL's"
+            )
         if not is_integer(value) or not 1 <= value <= limits.max_pixels:
             raise InputError(where, value, f"must be an integer from 1 to {limits.max_pixels} (max_pixels)")
     if limits is not None and (options.keys() & {"resized_height", "resized_width"}):
@@ -108,8 +114,8 @@ def checked_size(options: Mapping[str, Any], place: str, limits: MediaLimits | N
 
 def takes_sizes(processor: Any) -> bool:
     """Whether a processor accepts a size for each image (`read_sized`)."""
-    part = getattr(processor, "image_processor", None)
-    return any(kind.__name__ == "Qwen2VLImageProcessor" for kind in type(part).__mro__)
+    options = getattr(getattr(processor, "image_processor", None), "valid_kwargs", None)
+    return getattr(options, "__annotations__", {}).keys() >= OF_SIZED
 
 
 def read_sized(processor: Any, sizes: Sequence[Mapping[str, int]]) -> Any:

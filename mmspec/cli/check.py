@@ -75,7 +75,6 @@ def check(
         IdentityCheck,
         ImageCheck,
         MaskedCheck,
-        reference_of,
     )
     from mmspec.evaluation.identity.comparison import identity_report
 
@@ -84,12 +83,10 @@ def check(
     choice = choose(accelerator, source, how.drafter, subject.pipe.default_accelerator)
     if accelerator is None and subject.draws:
         choice = parse_choice(image_accelerators(subject.pipe.target)[0])
-    accelerated, target, reference = subject.contender(choice), subject.pipe.target, "none"
-    if subject.draws and target.vector_size:
-        reference = reference_of(accelerated.accelerator, target.grid.cells)
+    accelerated, target = subject.contender(choice), subject.pipe.target
     common: Keywords = {
         "accelerated": accelerated,
-        "plain": subject.contender(parse_choice(reference)),
+        "plain": subject.contender(parse_choice(accelerated.accelerator.drafter.reference)),
         "examples": subject.examples,
         "seed": how.seed,
         "batch_size": asked.batch_size,

@@ -434,6 +434,11 @@ class Drafter(ABC):
         """Start a session for a batch that the target has just prefilled."""
 
     @property
+    def reference(self) -> str:
+        """Accelerator, as on the command line, whose outputs have the distribution that exact rules keep."""
+        return "none"
+
+    @property
     def modules(self) -> Sequence[nn.Module]:
         """The drafter's own modules; see `Target.computing`."""
         return ()

@@ -8,8 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.errors import InputError
-from mmspec.plugins import FAMILIES, family_of, load
-from mmspec.registry import did_you_mean
+from mmspec.plugins import family_of, load
 from mmspec.targets.image_tokens import AnyVQ, ImageTokenTarget
 from mmspec.vectors.denoising_head import DenoisingHead
 
@@ -17,14 +16,14 @@ if TYPE_CHECKING:  # importing them takes seconds, and at most one is needed
     from mmspec.families.mar.target import MARTarget
     from mmspec.families.nextstep.target import NextStepTarget
 
-__all__ = ["check_same_latents", "continuous_target", "image_target"]
+__all__ = ["VectorTarget", "check_same_latents", "continuous_target", "image_target"]
 
 #: A target that draws continuous tokens.
 VectorTarget: TypeAlias = "MARTarget | NextStepTarget"
 
 
 def image_target(
-    model: PreTrainedModel, vq: AnyVQ = None, *, codebook: Tensor | None = None, family: str | None = None
+    model: PreTrainedModel, vq: AnyVQ = None, *, codebook: Tensor | None = None
 ) -> ImageTokenTarget | None:
     """Build the target of a model that draws images of discrete tokens; None for other models.
 
@@ -32,20 +31,16 @@ def image_target(
         model: a loaded model.
         vq: the image tokenizer, if it is a separate model (LlamaGen, Chameleon): diffusers' `VQModel`.
         codebook: [K, d] code vectors for rules that measure distances; None for those of the tokenizer.
-        family: a name in `FAMILIES`; None to read it from the config.
 
     Raises:
-        InputError: no such family, or the family cannot use an argument.
+        InputError: the family cannot use an argument.
         CheckpointError: tokenizer, codebook and vocabulary do not fit each other.
         UnsupportedModelError: the model cannot be decoded speculatively.
     """
-    found = family_of(model.config) if family is None else FAMILIES[family]
-    if found is None or found.draws != "tokens":
-        if family is None:
-            return None
-        drawing = [name for name, each in FAMILIES.items() if each.draws == "tokens"]
-        raise InputError("family", family, did_you_mean(family, drawing))
-    target: ImageTokenTarget = load(found.target)(model, vq, codebook)
+    family = family_of(model.config)
+    if family is None or family.draws != "tokens":
+        return None
+    target: ImageTokenTarget = load(family.target)(model, vq, codebook)
     return target
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
@@ -57,34 +57,28 @@ def autoencoder_from_ldm(
 
     Image tokens are (latents - shift_factor) * scaling_factor.
     """
-    widths, attends, layers = measure_levels(path, tensors)
+    levels = measure_levels(path, tensors)
     settings = {
-        "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
-        "up_block_types": ("UpDecoderBlock2D",) * len(widths),  # decoder levels have no attention
-        "block_out_channels": tuple(widths),
-        "layers_per_block": layers,
+        **level_settings(levels),
+        "up_block_types": ("UpDecoderBlock2D",) * len(levels.widths),  # decoder levels have no attention
         "latent_channels": measure(path, tensors, r"decoder\.conv_in\.weight", axis=1),
         "use_quant_conv": any(name.startswith("quant_conv.") for name in tensors),
         "use_post_quant_conv": any(name.startswith("post_quant_conv.") for name in tensors),
         "scaling_factor": scaling_factor,
         "shift_factor": shift_factor,
     }
-    vae: AutoencoderKL = build_autoencoder(
-        AutoencoderKL, settings, path, tensors, lambda name: ldm_name(name, len(widths))
-    )
-    return vae.requires_grad_(False)
+    vae: AutoencoderKL = build_autoencoder(AutoencoderKL, settings, path, tensors)
+    return vae
 
 
-def load_autoencoder(source: str | Path, argument: str = "vae", **where: object) -> AutoencoderKL:
+def load_autoencoder(source: str | Path) -> AutoencoderKL:
     """Load an autoencoder from a folder of diffusers, in single precision.
 
     Raises:
         CheckpointError: there is none, or weights are missing, unused, or not finite.
     """
-    name = check_source(source, argument)
-    loaded: AutoencoderKL = load_checked(
-        AutoencoderKL, name, argument, "autoencoder", torch_dtype=torch.float32, **where
-    )
+    name = check_source(source, "vae")
+    loaded: AutoencoderKL = load_checked(AutoencoderKL, name, "vae", "autoencoder", torch_dtype=torch.float32)
     return loaded.requires_grad_(False)
 
 
@@ -93,10 +87,15 @@ def build_autoencoder(
     settings: Keywords,
     path: Path,
     tensors: Mapping[str, Tensor],
-    source_name: Callable[[str], str],
+    source_name: Callable[[str], str] | None = None,
 ) -> Autoencoder:
-    """Build an autoencoder of diffusers with published weights; `source_name` returns the name of each."""
-    return build(path, tensors, partial(model_class, **settings), source_name, NOT_NEEDED, ldm_shape)
+    """Build an autoencoder of diffusers with published weights, frozen.
+
+    `source_name` returns the published name of each weight; None for the names of latent diffusion.
+    """
+    name_of = source_name or partial(ldm_name, levels=len(settings["block_out_channels"]))
+    made = build(path, tensors, partial(model_class, **settings), name_of, NOT_NEEDED, ldm_shape)
+    return made.requires_grad_(False)
 
 
 def ldm_name(name: str, levels: int) -> str:
@@ -123,8 +122,16 @@ def measure_widths(path: Path, tensors: Mapping[str, Tensor], place: str, blocks
     ]
 
 
-def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int], list[bool], int]:
-    """Channels of each level of latent diffusion's encoder, which have attention, and blocks per level."""
+class Levels(NamedTuple):
+    """Levels of an encoder: the channels of each, whether each has attention, and the blocks of each."""
+
+    widths: list[int]
+    attends: list[bool]
+    blocks: int
+
+
+def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> Levels:
+    """Measure the levels of latent diffusion's encoder."""
     widths = measure_widths(path, tensors, r"encoder\.down", r"encoder\.down\.{}\.block")
     attends = [
         any(name.startswith(f"encoder.down.{level}.attn.") for name in tensors)
@@ -133,17 +140,23 @@ def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> tuple[list[int]
     blocks = [
         int(match[1]) for name in tensors if (match := re.match(r"encoder\.down\.0\.block\.(\d+)\.", name))
     ]
-    return widths, attends, 1 + max(blocks, default=0)
+    return Levels(widths, attends, 1 + max(blocks, default=0))
 
 
-def vq_settings(
-    path: Path, tensors: Mapping[str, Tensor], widths: list[int], attends: list[bool]
-) -> Keywords:
-    """Arguments of `VQModel`; the decoder has attention at the same levels as the encoder."""
+def level_settings(levels: Levels) -> Keywords:
+    """Arguments of diffusers' autoencoders; the decoder has attention at the same levels as the encoder."""
     return {
-        "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in attends),
-        "up_block_types": tuple(f"{'Attn' * there}UpDecoderBlock2D" for there in reversed(attends)),
-        "block_out_channels": tuple(widths),
+        "down_block_types": tuple(f"{'Attn' * there}DownEncoderBlock2D" for there in levels.attends),
+        "up_block_types": tuple(f"{'Attn' * there}UpDecoderBlock2D" for there in reversed(levels.attends)),
+        "block_out_channels": tuple(levels.widths),
+        "layers_per_block": levels.blocks,
+    }
+
+
+def vq_settings(path: Path, tensors: Mapping[str, Tensor], levels: Levels | None = None) -> Keywords:
+    """Arguments of `VQModel`; None measures the levels by the names of latent diffusion."""
+    return {
+        **level_settings(levels or measure_levels(path, tensors)),
         "latent_channels": measure(path, tensors, r"(encoder\.conv_out|post_quant_conv)\.(weight|bias)"),
         "num_vq_embeddings": measure(path, tensors, re.escape(CODEBOOK)),
         "vq_embed_dim": measure(path, tensors, r"quant_conv\.(weight|bias)"),

@@ -310,9 +310,7 @@ def load_model(
         if "`offload_folder`" in str(error):
             rule = "has weights that must be rewritten to stay on the disk; pass offload_folder=... as well"
             raise CheckpointError(argument, source, rule) from error
-        names = mismatched(auto, source, config) if "mismatched_sizes" in str(error) else []
-        rule = f"has weights whose shapes differ from its config.json: {listing(names)}" if names else ""
-        raise CheckpointError(argument, source, rule or f"cannot be loaded: {first_line(error)}") from error
+        raise CheckpointError(argument, source, f"cannot be loaded: {first_line(error)}") from error
     check_weights(model, report, source, argument, surplus_allowed=surplus_allowed)
     loaded: PreTrainedModel = model.eval()
     return loaded
@@ -320,10 +318,10 @@ def load_model(
 
 def load_reported(model_class: ModelClass, source: str, **where: object) -> tuple[AnyModel, Json]:
     """Load a model of transformers or diffusers with its loading report, for `check_weights`."""
-    with torch.random.fork_rng(devices=[]):  # missing weights are drawn at random
-        loaded: tuple[AnyModel, Json] = model_class.from_pretrained(
-            source, output_loading_info=True, **{"use_safetensors": True, **where}
-        )
+    # the report has the names of weights with wrong shapes; an error of transformers would not
+    how = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True, **where}
+    with torch.random.fork_rng(devices=[]):  # such weights, and missing ones, are drawn at random
+        loaded: tuple[AnyModel, Json] = model_class.from_pretrained(source, **how)
     return loaded
 
 
@@ -353,10 +351,11 @@ def load_checked(
 def check_weights(
     model: torch.nn.Module, report: Json, source: str, argument: str, *, surplus_allowed: bool = False
 ) -> None:
-    """Raise CheckpointError unless every weight was in the files and is finite."""
+    """Raise CheckpointError unless every weight was in the files, has its shape, and is finite."""
     problems = {
-        title: sorted(map(str, report.get(name, ())))
-        for title, name in (("missing keys", "missing_keys"), ("unknown keys", "unexpected_keys"))
+        "missing keys": sorted(report.get("missing_keys", ())),
+        "unknown keys": sorted(report.get("unexpected_keys", ())),
+        "wrong shapes": sorted(name for name, *_ in report.get("mismatched_keys", ())),
     }
     if surplus_allowed and (names := problems.pop("unknown keys")):
         logger.warning("%s holds weights that its model does not use: %s", source, listing(names))
@@ -365,19 +364,6 @@ def check_weights(
     broken = [name for name, weight in stored_weights(model) if not is_finite(weight)]
     if broken:
         raise CheckpointError(argument, source, f"has weights with NaN or infinity: {listing(broken)}")
-
-
-def mismatched(auto: ModelClass, source: str, config: PreTrainedConfig) -> list[str]:
-    """Names of weights in a folder's files whose shapes differ from those of the config's model."""
-    with torch.device("meta"):
-        expected = {
-            name: tuple(weight.shape) for name, weight in auto.from_config(config).state_dict().items()
-        }
-    found: dict[str, tuple[int, ...]] = {}
-    for file in sorted(Path(source).glob("*.safetensors")):
-        with safe_open(file, framework="pt") as weights:
-            found |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
-    return sorted(name for name in found if found[name] != expected.get(name, found[name]))
 
 
 def load_processor(

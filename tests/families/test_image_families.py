@@ -19,7 +19,6 @@ from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import ImageTokenTarget
 from tests.targets.image_loop import DEPTH, DRAFTERS, accelerator, draw, naive_image
 from tests.tiny_models import CODES, tiny_anole, tiny_emu3, tiny_emu3_5, tiny_janus, tiny_lumina
-from tests.versions import OLDEST
 
 TEXTS = ["a red circle", "blue", "the small green star on a large square"]
 K = CODES
@@ -193,7 +192,7 @@ def lumina() -> Family:
         return ["<s>", *tokenizer.tokenize(request), *words, "<reserved08706>", *head]
 
     return Family(
-        image_target(model, family="lumina_mgpt"),
+        image_target(model),
         tokenizer,
         (32, 64),
         4,
@@ -295,21 +294,6 @@ def test_codes_become_the_images_of_the_models_own_decoder():
     own = family.target.decode_tokens(torch.tensor([request.layout.codes(image)]), request.layout)
     assert own.shape == (1, 3, 8, 6)
     assert torch.equal(own, theirs.clamp(-1, 1))
-
-
-@pytest.mark.skipif(OLDEST, reason="JanusForConditionalGeneration.generate fails before 5.23")
-def test_janus_draws_what_generate_of_transformers_draws():
-    family = janus()
-    (request,) = family.requests(TEXTS[:1])
-    ids = request.inputs["input_ids"] - family.target.vocabulary
-    tokens = family.target.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        generation_mode="image",
-        guidance_scale=3.0,
-        do_sample=False,
-    )
-    assert draw(family.target, accelerator("copy", [request], [], K), [request], 3.0)[0] == tokens.tolist()
 
 
 def test_emu3_draws_what_generate_of_transformers_draws():

@@ -21,6 +21,7 @@ from mmspec.places.confidence import LowConfidence
 from mmspec.targets import CausalTarget
 from tests.contracts.running import Run, decode
 from tests.tiny_models import tiny_lm, tiny_mistral_sliding, tiny_qwen3_5
+from tests.tiny_models.masked import masked_target
 
 VOCABULARY, MASK, LENGTH = 32, 31, 9
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
@@ -42,7 +43,7 @@ def tiny_masked() -> PreTrainedModel:
 
 @functools.cache
 def target() -> MaskedTarget:
-    return MaskedTarget(tiny_masked(), MASK)
+    return masked_target(tiny_masked(), mask_token_id=MASK)
 
 
 def unmask(
@@ -125,10 +126,10 @@ def test_what_cannot_be_unmasked_is_refused() -> None:
         UnmaskingDrafter().fit(CausalTarget(target().model))
     for model in (tiny_mistral_sliding(), tiny_qwen3_5()):
         with pytest.raises(UnsupportedModelError, match="do not see the whole output"):
-            MaskedTarget(model, 0)
+            masked_target(model, mask_token_id=0)
     for bad in (-1, VOCABULARY, 1.0, True):
         with pytest.raises(InputError, match="mask_token_id"):
-            MaskedTarget(target().model, bad)  # type: ignore[arg-type]
+            masked_target(target().model, mask_token_id=bad)
     for bad in (0, -1, 2.0, True):
         with pytest.raises(InputError, match="block"):
             UnmaskingDrafter(bad)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from tests.families import naive_masked
 from tests.families.naive_masked import Choose
 from tests.targets.loop import decode as decode_inputs
 from tests.tiny_models import encode, tiny_images, tiny_llava, user_message
-from tests.tiny_models.masked import MASKED_MODELS
+from tests.tiny_models.masked import MASKED_MODELS, masked_target
 
 WORDS, MASK, LENGTH, SEED = 32, 31, 11, 5
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 1]]
@@ -271,7 +271,7 @@ def test_images_of_prompts_are_embedded_once() -> None:
     calls = list[int]()
     tower = model.model.vision_tower
     tower.register_forward_hook(lambda *_: calls.append(1))
-    target = MaskedTarget(model, mask)
+    target = masked_target(model, mask_token_id=mask)
     run = decode_inputs(target, none().fit(target), prompts, Stopping(5))
     assert run.outputs == expected and len(calls) == len(prompts)
 

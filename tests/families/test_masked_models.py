@@ -13,7 +13,6 @@ from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria,
 import mmspec
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
-from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.methods.low_confidence.policy import low_confidence
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.outputs import TextOutput
@@ -95,15 +94,6 @@ def expected(
     if pipe.model.config.block_length is not None:
         return unmask_blocks(pipe.model, tokens_of(pipe, row), LENGTH, choose, places)
     return unmask_everywhere(pipe.model, tokens_of(pipe, row), LENGTH, choose, block, places)
-
-
-def test_the_default_is_one_place_a_forward(pipe: Any) -> None:
-    assert type(pipe).__name__ == "VisionLanguagePipeline" and isinstance(pipe.target, MaskedTarget)
-    assert pipe.default_accelerator == "none"
-    output = said(pipe, [0, 1, 2], GREEDY, "none")
-    assert output.tokens == [expected(pipe, row, GREEDY, None, 1)[0] for row in range(3)]
-    assert output.stats.exactness == "exact" and output.finish_reasons == ["length"] * 3
-    assert output.text == [pipe.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens]
 
 
 def test_a_text_streams_as_places_from_the_left_are_decided(pipe: Any) -> None:

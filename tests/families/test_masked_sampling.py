@@ -23,6 +23,7 @@ from tests.contracts.distributions import ALARM, chi_square
 from tests.contracts.running import decode
 from tests.families.naive_masked import scores_of
 from tests.tiny_models import MASKED_MODELS
+from tests.tiny_models.masked import masked_target
 from tests.tiny_models.weights import scale_head_to_entropy
 
 WORDS, MASK, ROWS, SEED = 6, 5, 3000, 11
@@ -119,7 +120,7 @@ def test_walks_over_states_sample_what_plain_decoding_samples(kind: str) -> None
 
 def test_noise_of_places_that_come_from_left_to_right_is_theirs_alone() -> None:
     """The noise of a place does not depend on the chosen places, so the text of a seed stays the same."""
-    target, prompt = MaskedTarget(model_of("sdar"), order="left_to_right"), [3, 1]
+    target, prompt = masked_target(model_of("sdar"), order="left_to_right"), [3, 1]
     how: dict[str, Any] = {"max_new_tokens": 6, "seed": SEED}
     run = decode(target, [prompt], NoDrafter().fit(target), None, Sampler(1.0), **how)
     stream, text = RandomStream.from_seed(SEED, 1), list[int]()

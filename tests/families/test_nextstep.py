@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,11 +21,10 @@ from mmspec.families.nextstep.modeling import (
     SPECIAL_TOKENS,
     NextStepConfig,
     NextStepForImageGeneration,
-    normalize_tokens,
     prompt_ids,
 )
 from tests.families.ldm_layout import ldm_shapes, naive_latents, naive_pixels, random_numbers
-from tests.families.official_layout import Changes, changed, fill
+from tests.families.official_layout import fill
 from tests.vectors.denoising_layout import net_shapes
 
 WIDTH, HEADS, LAYERS, VOCABULARY, INNER = 32, 4, 2, 40, 48
@@ -140,35 +138,18 @@ def test_what_a_config_lacks_is_read_from_the_weights(tmp_path):
         load_nextstep(publish(tmp_path, num_attention_heads=None))
 
 
-def test_weights_that_do_not_fit_are_named(tmp_path):
-    cases: list[tuple[Changes, str]] = [
-        ({"norm.weight": None}, "missing keys: norm.weight"),
-        ({"extra": torch.ones(1)}, "unknown keys: extra"),
-        ({"lm_head.weight": torch.ones(3, 3)}, "wrong shapes: lm_head"),
-        ({"norm.weight": torch.full((WIDTH,), math.nan)}, "NaN"),
-    ]
-    for changes, named in cases:
-        with pytest.raises(CheckpointError, match=named):
-            load_nextstep(publish(tmp_path, changed(weights(), changes)))
-
-
 def test_image_tokens_are_patches_by_rows_with_their_channels_first(model):
     rows, columns = 2, 3
-    latents = random_numbers(2, CHANNELS, rows * PATCH, columns * PATCH)
-    tokens = model.patchify(latents)
-    assert tokens.shape == (2, rows * columns, TOKEN)
+    tokens = random_numbers(2, rows * columns, TOKEN)
+    latents = model.unpatchify(tokens, rows, columns)
+    assert latents.shape == (2, CHANNELS, rows * PATCH, columns * PATCH)
     for row in range(rows):
         for column in range(columns):
             patch = latents[1, :, row * PATCH : (row + 1) * PATCH, column * PATCH : (column + 1) * PATCH]
             assert torch.equal(tokens[1, row * columns + column], patch.reshape(-1))
-    assert torch.equal(model.unpatchify(tokens, rows, columns), latents)
-    square = random_numbers(1, CHANNELS, 3 * PATCH, 3 * PATCH)
-    assert torch.equal(model.unpatchify(model.patchify(square)), square)
+    assert model.unpatchify(random_numbers(1, 9, TOKEN)).shape[2:] == (3 * PATCH, 3 * PATCH)
     with pytest.raises(InputError, match="an image of 6 tokens"):
         model.unpatchify(tokens)
-    normal = normalize_tokens(5 * tokens + 1)
-    torch.testing.assert_close(normal.mean(-1), torch.zeros(2, 6), rtol=0, atol=1e-5)
-    torch.testing.assert_close(normal.var(-1, correction=0), torch.ones(2, 6), rtol=1e-3, atol=1e-3)
 
 
 def tokenizer(special: tuple[str, ...] = SPECIAL_TOKENS) -> PreTrainedTokenizerFast:

@@ -223,7 +223,7 @@ def test_nar_is_a_plain_loop_over_diagonals(targets: dict[str, ParallelImageTarg
         assert found[row] == naive_nar(STATES["nar"], label, SCALE, Noise(seed).choose)
 
 
-@pytest.mark.parametrize("regions", [1, 4, 16])
+@pytest.mark.parametrize("regions", [1, 16])
 def test_par_is_a_plain_loop_over_regions(tmp_path: Path, regions: int) -> None:
     state = par_state(regions=regions)
     target: Any = image_target(convert_and_load(tmp_path, state, dtype=torch.float64))
@@ -233,23 +233,12 @@ def test_par_is_a_plain_loop_over_regions(tmp_path: Path, regions: int) -> None:
         assert found[row] == naive_par(state, label, regions, SCALE, Noise(seed).choose)
 
 
-@pytest.mark.parametrize(
-    ("name", "accelerator", "options"),
-    [
-        ("lpd", "none", {}),
-        ("lpd", "maskgit", {"iterations": 5}),
-        ("nar", "none", {}),
-        ("par", "none", {}),
-    ],
-)
-def test_an_image_does_not_depend_on_its_batch(
-    targets: dict[str, ParallelImageTarget], name: str, accelerator: str, options: dict[str, Any]
-) -> None:
-    together, _ = images(targets[name], accelerator, **options)
-    other_way, _ = images(targets[name], accelerator, (2, 0), **options)
+def test_an_image_of_maskgit_does_not_depend_on_its_batch(targets: dict[str, ParallelImageTarget]) -> None:
+    together, _ = images(targets["lpd"], "maskgit", iterations=5)
+    other_way, _ = images(targets["lpd"], "maskgit", (2, 0), iterations=5)
     assert other_way == [together[2], together[0]]
     for row in range(3):
-        assert images(targets[name], accelerator, (row,), **options)[0] == [together[row]]
+        assert images(targets["lpd"], "maskgit", (row,), iterations=5)[0] == [together[row]]
 
 
 def test_plain_decoding_fits_its_own_model_again(targets: dict[str, ParallelImageTarget]) -> None:

@@ -45,7 +45,7 @@ PLAIN = Accelerator("none", NoDrafter(), SampleAndMatch())
 def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any]) -> None:
     """Output layers for codes, ends of image rows, forced tokens, which are drafted without errors."""
     model, tokenizer, *_ = family()
-    target = image_target(model, family="lumina_mgpt" if family is tiny_lumina else None)
+    target = image_target(model)
     assert target is not None
     sizes = {tiny_lumina: (32, 64), tiny_emu3: (8, 6)}
     height, width = sizes.get(family, (None, None))

@@ -18,13 +18,14 @@ from mmspec.places.sequential import Sequential
 from mmspec.places.state_walk import StateWalk
 from tests.contracts.running import Run, decode
 from tests.tiny_models import tiny_llada, tiny_sdar
+from tests.tiny_models.masked import masked_target
 
 WORDS, LENGTH = 32, 26
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7, 1], [4, 4, 4, 4]]
 
 
 def sdar(block: int = 4, predicts: str = "own", order: str = "confidence") -> MaskedTarget:
-    return MaskedTarget(tiny_sdar(WORDS), block_length=block, predicts=predicts, order=order)
+    return masked_target(tiny_sdar(WORDS), block_length=block, predicts=predicts, order=order)
 
 
 def run_of(target: MaskedTarget, drafter: Any, sampler: Sampler, rows: list[int], **more: Any) -> Run:

@@ -21,6 +21,7 @@ from mmspec.targets.vision_language import VisionLanguageTarget
 from tests.contracts.running import Run, decode
 from tests.targets.loop import decode as decode_inputs
 from tests.tiny_models import MASKED_MODELS, encode, tiny_images, tiny_llava, tiny_lm, user_message
+from tests.tiny_models.masked import masked_target
 
 WORDS, LENGTH, MASK = 32, 20, 5
 PROMPTS = [[3, 1, 4, 1, 5, 3, 1], [9, 2], [6, 5, 3, 5, 8, 9, 7]]
@@ -55,7 +56,7 @@ def test_images_are_seen_by_a_masked_model_that_can() -> None:
     """Its predictions equal those of slow decoding, which embeds images every time."""
     (model, processor), images = tiny_llava(), tiny_images()
     prompt = dict(encode(processor, user_message("what is there ?", images[:1])))
-    seeing, masked = VisionLanguageTarget(model), MaskedTarget(tiny_llava(seed=6)[0], MASK)
+    seeing, masked = VisionLanguageTarget(model), masked_target(tiny_llava(seed=6)[0], mask_token_id=MASK)
     drafter = MaskedModelDrafter(masked, 4).fit(seeing)
     ids = torch.cat([prompt["input_ids"], torch.tensor([[3, 4, MASK, MASK]])], 1)
     everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1])

@@ -153,16 +153,6 @@ def test_previews_show_the_cells_that_are_decided(classes: Any) -> None:
     assert output.images.isnan().any() and not output.images.isnan().all()
 
 
-@pytest.mark.parametrize("kind", ["nextstep", "mar"])
-def test_a_saved_folder_draws_the_same(kind: str, tmp_path: Path) -> None:
-    pipe = load(kind)
-    asked = asked_of(pipe)
-    pipe.save_pretrained(tmp_path / "saved")
-    again: Any = MMSpecPipeline.from_pretrained(tmp_path / "saved")
-    again.set_progress_bar_config(disable=True)
-    assert torch.equal(again(**asked, **FEW).images, pipe(**asked, **FEW).images)
-
-
 def test_a_folder_has_defaults_of_its_own(tmp_path: Path) -> None:
     folder = save(mar(), tmp_path / "mar", autoencoder())
     stored = {"guidance_scale": 1.5, "num_inference_steps": 7, "clip_sample_range": 4.0}

@@ -29,7 +29,7 @@ def targets() -> dict[str, Any]:
         "janus": image_target(tiny_janus()[0]),
         "emu3": image_target(tiny_emu3()[0]),
         "anole": image_target(tiny_anole()[0]),
-        "lumina": image_target(tiny_lumina()[0], family="lumina_mgpt"),
+        "lumina": image_target(tiny_lumina()[0]),
     }
 
 

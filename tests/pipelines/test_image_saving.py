@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
-from transformers.utils import logging
 
 from mmspec.errors import CheckpointError
 from mmspec.models.autoencoders import decode_tokens, ldm_name, ldm_shape
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
-from tests.tiny_models.image_tokens import CODES, tiny_emu3, tiny_emu3_5, tiny_janus
+from tests.tiny_models.image_tokens import CODES, tiny_emu3_5
 from tests.tiny_models.llamagen import save_llamagen
 
 QUIET: dict[str, Any] = {"disable": True}
@@ -47,21 +46,6 @@ def test_a_saved_llamagen_draws_the_same(tmp_path: Path) -> None:
         tmp_path / "second", text_encoder=tmp_path / "t5", accelerator="none"
     )
     assert draw(apart).tokens == wanted.tokens
-
-
-@pytest.mark.parametrize("made", [tiny_janus, tiny_emu3])
-def test_models_that_also_answer_draw_when_asked_to(made: Any, tmp_path: Path) -> None:
-    logging.set_verbosity_error()
-    model, tokenizer = made()
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    pipe = ImagePipeline.from_pretrained(tmp_path, accelerator="sjd", window=4)
-    assert isinstance(pipe, ImagePipeline)
-    side = 4 * pipe.target.stride
-    how: dict[str, Any] = {"height": side, "width": side, "temperature": 0}
-    output = draw(pipe, **how)
-    assert output.images.shape == (1, 3, side, side)
-    assert output.tokens == draw(ImagePipeline(model, tokenizer, "none"), **how).tokens
 
 
 def test_emu3_5_draws_without_its_remote_code(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_sizes_of_parts_keep_the_limits(
 
 
 def test_sizes_are_refused_by_models_whose_processor_takes_none(llava: VisionLanguagePipeline) -> None:
-    with pytest.raises(InputError, match=r"^prompt\[0\]\['max_pixels'\] is supported by the image proc"):
+    with pytest.raises(InputError, match=r"^prompt\[0\]\['max_pixels'\] needs an image processor with"):
         llava(asked({**IMAGE, "max_pixels": 784}), **SHORT)
 
 

@@ -137,7 +137,9 @@ def tiny_anole(seed: int = 6) -> Drawer:
 
 def tiny_lumina(seed: int = 0) -> Drawer:
     """Lumina-mGPT: cells of 8 pixels, size tokens for 32 and 64 pixels."""
-    return tiny_chameleon(list(range(FIRST_CODE, FIRST_CODE + CODES)), seed)
+    model, tokenizer = tiny_chameleon(list(range(FIRST_CODE, FIRST_CODE + CODES)), seed)
+    model.config.architectures = ["ChameleonXLLMXForConditionalGeneration"]
+    return model, tokenizer
 
 
 def tiny_chameleon(code_ids: list[int], seed: int) -> Drawer:

@@ -46,13 +46,13 @@ def tiny_llamagen(condition: str, seed: int = SEED, grid: int = GRID) -> LlamaGe
     return model
 
 
-def tiny_vq(seed: int = 0, codes: int = CODES) -> VQModel:
-    """An image tokenizer of 4 x 4 pixels a cell."""
+def tiny_vq(seed: int = 0, codes: int = CODES, levels: int = 3) -> VQModel:
+    """An image tokenizer of 4 x 4 pixels a cell with three levels, and of twice the side with each more."""
     with torch.random.fork_rng(devices=[]):
         vq = VQModel(
-            block_out_channels=(8, 8, 8),
-            down_block_types=("DownEncoderBlock2D",) * 3,
-            up_block_types=("UpDecoderBlock2D",) * 3,
+            block_out_channels=(8,) * levels,
+            down_block_types=("DownEncoderBlock2D",) * levels,
+            up_block_types=("UpDecoderBlock2D",) * levels,
             layers_per_block=1,
             latent_channels=4,
             vq_embed_dim=4,

@@ -6,6 +6,7 @@ places hold the same token: attention looks hard at positions, and the mask's ow
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from mmspec.families.masked_language.modeling import DreamConfig, LLaDAConfig, SDARConfig
+from mmspec.families.masked_language.target import MaskedTarget
 
 from .processors import VOCABULARY_SIZE, tiny_tokenizer
 from .text import _sizes
@@ -57,6 +59,14 @@ def tiny_dream(
 ) -> PreTrainedModel:
     """A Dream: Qwen2 whose places all see each other, and each predicts the next."""
     return tiny_masked_model("dream", vocab, seed, dtype, nats)
+
+
+def masked_target(model: PreTrainedModel, **settings: object) -> MaskedTarget:
+    """The target of a copy of a model whose text config has these settings."""
+    model = copy.deepcopy(model)
+    for name, value in settings.items():
+        setattr(model.config.get_text_config(decoder=True), name, value)
+    return MaskedTarget(model)
 
 
 #: By the name that tests have for them.

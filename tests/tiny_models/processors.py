@@ -114,13 +114,18 @@ SPECIAL = {
 }
 
 
-def tiny_tokenizer(special: Special = LLAVA) -> PreTrainedTokenizerFast:
-    """A word-level tokenizer: <pad> 0, <s> 1, </s> 2, <unk> 3, the words, the family's special tokens."""
+def tiny_tokenizer(special: Special = LLAVA, **named: str) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer: <pad> 0, <s> 1, </s> 2, <unk> 3, the words, the family's special tokens.
+
+    Further attributes with the name of a token may be `named`.
+    """
     vocabulary = ["<pad>", "<s>", "</s>", "<unk>", *WORDS, *special.tokens]
     ids = {token: index for index, token in enumerate(vocabulary)}
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    names = {"image_token": special.image} | ({"video_token": special.video} if special.video else {})
+    names = {"image_token": special.image, **named} | (
+        {"video_token": special.video} if special.video else {}
+    )
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token="<pad>",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from mmspec.accelerator import Accelerator, Call
+from mmspec.accelerator import Call
 from mmspec.call_fields import NO_TRUNCATION
 from mmspec.core.interfaces import Round, Rule
 from mmspec.core.random_stream import Purpose, RandomStream
@@ -25,11 +25,10 @@ from mmspec.evaluation.contenders import Contender, decode_conversations, prepar
 from mmspec.evaluation.examples import OTHER_SEEDS, Example, later_turns
 from mmspec.evaluation.identity.comparison import Comparison, Difference, Gap, IdentityReport, compare
 from mmspec.evaluation.identity.distribution import DistributionTest, check_distribution, energy_test
-from mmspec.families.mar.cells import CellModelDrafter
 from mmspec.open_types import Keywords
 from mmspec.targets.mixers import find_mixers
 
-__all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "MaskedCheck", "TopTwo", "reference_of"]
+__all__ = ["ContinuousCheck", "IdentityCheck", "ImageCheck", "MaskedCheck", "TopTwo"]
 
 
 @dataclass(frozen=True)
@@ -300,18 +299,6 @@ def top_two(step: Round, call: Call) -> Gap:
 
 
 SAME = 1e-2  # rms of a vector; accumulated rounding of differently shaped forward passes stays far below
-
-
-def reference_of(accelerator: Accelerator, cells: int) -> str:
-    """Command-line name of the accelerator whose distribution another one keeps.
-
-    Plain decoding of a MAR draws several cells per forward pass, while a draft of cells is verified cell by
-    cell; its reference decodes one cell per forward pass.
-    """
-    drafter = accelerator.drafter
-    if isinstance(drafter, CellModelDrafter):
-        return f"masked:iterations={cells}:order={drafter.order}"
-    return "none"
 
 
 @dataclass(frozen=True)

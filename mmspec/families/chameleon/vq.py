@@ -19,7 +19,7 @@ from transformers.utils.hub import cached_file
 
 from mmspec.errors import CheckpointError
 from mmspec.families.image_parts import VQ, ModelSource, check_parts, load_vq, load_whole
-from mmspec.models.autoencoders import build_autoencoder, ldm_name, measure_levels, vq_settings
+from mmspec.models.autoencoders import build_autoencoder, vq_settings
 from mmspec.models.official_files import find_tensors, open_checkpoint
 from mmspec.open_types import Keywords
 
@@ -77,12 +77,8 @@ def load_chameleon_vq(path: str | Path) -> VQModel:
 
 def vq_from_taming(path: Path, tensors: Mapping[str, Tensor]) -> VQModel:
     """Build the tokenizer of a state dict of Chameleon; `path` names the file in messages."""
-    widths, attends, layers = measure_levels(path, tensors)
-    settings = vq_settings(path, tensors, widths, attends) | {"layers_per_block": layers}
-    vq: VQModel = build_autoencoder(
-        VQModel, settings, path, tensors, lambda name: ldm_name(name, len(widths))
-    )
-    return vq.requires_grad_(False)
+    vq: VQModel = build_autoencoder(VQModel, vq_settings(path, tensors), path, tensors)
+    return vq
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:

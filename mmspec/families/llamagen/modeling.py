@@ -414,16 +414,13 @@ def encode_caption(
     return caption_prompt(config, features)
 
 
-def null_caption_prompt(
-    model: LlamaGenForCausalLM, num_text_tokens: int | None = None, batch: int = 1
-) -> dict[str, Tensor]:
-    """Make prompts of the learned features of no caption.
+def null_caption_prompt(model: LlamaGenForCausalLM, num_text_tokens: int | None = None) -> dict[str, Tensor]:
+    """Make a prompt of the learned features of no caption.
 
     Args:
         model: model with the buffer `uncond_embedding` [caption_length, caption_dim].
         num_text_tokens: length of the conditional prompt. The official sampler masks both halves alike, so
             that only the last rows are seen; None takes all rows.
-        batch: number of prompts.
     """
     features = getattr(model.model.cls_embedding, "uncond_embedding", None)
     if features is None:
@@ -431,4 +428,4 @@ def null_caption_prompt(
     count = features.shape[0] if num_text_tokens is None else num_text_tokens
     if not 1 <= count <= features.shape[0]:
         raise InputError("num_text_tokens", count, f"must be an integer from 1 to {features.shape[0]}")
-    return caption_prompt(model.config, features[-count:].expand(batch, -1, -1))
+    return caption_prompt(model.config, features[None, -count:])

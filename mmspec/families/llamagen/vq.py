@@ -14,7 +14,14 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mmspec.models.autoencoders import CODEBOOK, RENAMES, build_autoencoder, measure_widths, vq_settings
+from mmspec.models.autoencoders import (
+    CODEBOOK,
+    RENAMES,
+    Levels,
+    build_autoencoder,
+    measure_widths,
+    vq_settings,
+)
 
 __all__ = ["is_vq", "vq_from_official"]
 
@@ -38,7 +45,7 @@ def vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> tuple[VQModel
     """Build the tokenizer of a state dict; return it and the unnormalised codebook [entries, width]."""
     widths = measure_widths(path, tensors, r"\w+\.conv_blocks", r"encoder\.conv_blocks\.{}\.res")
     attends = [level == len(widths) - 1 for level in range(len(widths))]  # the last level alone
-    settings = vq_settings(path, tensors, widths, attends) | {"layers_per_block": 2}
+    settings = vq_settings(path, tensors, Levels(widths, attends, 2))
     vq: VQModel = build_autoencoder(VQModel, settings, path, tensors, vq_name)
     codebook = tensors[CODEBOOK].clone()
     vq.load_state_dict({CODEBOOK: normalize(codebook.double(), dim=-1).to(codebook.dtype)}, strict=False)

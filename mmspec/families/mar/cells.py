@@ -280,6 +280,10 @@ class CellModelDrafter(ModelDrafter, CellOrderDrafter):
         exact = see_drafts and last_noise and rollback and not shared_guidance
         self.exactness = Level.EXACT if exact else Level.APPROXIMATE
 
+    @property
+    def reference(self) -> str:
+        return f"masked:iterations={self.model.grid.cells}:order={self.order}"
+
     def check(self, target: AnyTarget) -> None:
         super().check(target)
         ours, theirs = ((each.vector_size, each.grid) for each in (self.model, target))

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,14 +20,14 @@ from mmspec.atomic_file import new_folder
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.image_parts import ModelSource
 from mmspec.families.mar.modeling import SIZES, MARConfig, MARForImageGeneration
-from mmspec.models.checkpoint import AnyModel, check_folder, load_checked
+from mmspec.models.checkpoint import AnyModel, load_checked
 from mmspec.models.official_files import build, count, find_tensors, measure, open_checkpoint
 from mmspec.open_types import Json, Keywords
 
 if TYPE_CHECKING:  # importing diffusers takes seconds, and the model does not need it
     from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 
-__all__ = ["convert_mar", "is_mar", "load_mar", "mar_from_official"]
+__all__ = ["convert_mar", "is_mar", "load_parts", "mar_from_official"]
 
 logger = logging.getLogger(__name__)
 
@@ -94,35 +94,12 @@ def is_mar(checkpoint: str | Path) -> bool:
 
 
 def load_parts(found: ModelSource) -> Keywords:
-    """Load a model and its autoencoder; see `Family`."""
-    model, vae = load_mar(found.source, found.parts.get(VAE), **found.how)
-    return {"model": model, "vae": vae}
-
-
-def load_mar(
-    source: str | Path, vae: str | Path | None = None, *, num_heads: int | None = None, **where: Any
-) -> tuple[MARForImageGeneration, AutoencoderKL | None]:
-    """Load a MAR and its image tokenizer, in eval mode.
-
-    Args:
-        source: a folder that `convert_mar` wrote, an official file, or the folder that contains it.
-        vae: the official `kl16.ckpt`, or a folder of diffusers; None for the subfolder vae, if there is one.
-        num_heads: as of `convert_mar`, for official files.
-        where: passed on to transformers, for converted folders: `dtype`, `device_map`.
-
-    Returns:
-        The model, and the tokenizer in single precision, or None if there is none.
-
-    Raises:
-        CheckpointError, InputError: as `convert_mar`.
-    """
-    path = Path(source)
-    if not (path / "config.json").is_file():
-        return _open_official(_official_file(path), num_heads), _open_vae(vae)
-    check_folder(path, "model", trust_remote_code=False)
-    model = load_checked(MARForImageGeneration, str(path), "model", **where)
-    inside = path / VAE
-    return model, _open_vae(inside if vae is None and inside.is_dir() else vae)
+    """Load a model, and its autoencoder if it has one; see `Family`."""
+    inside = Path(found.source) / VAE
+    return {
+        "model": load_checked(MARForImageGeneration, found.source, "model", **found.how),
+        VAE: _open_vae(found.parts.get(VAE, inside if inside.is_dir() else None)),
+    }
 
 
 def mar_from_official(

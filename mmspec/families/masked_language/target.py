@@ -105,30 +105,31 @@ class MaskedTarget(CausalTarget):
     masking probabilities, MDLM, 2406.07524). Images of a prompt are embedded once and are query nodes too.
 
     Args:
-        model: a loaded model with an LM head, on its device, in eval mode.
-        mask_token_id: token of an undecided place; None for the config's.
-        block_length: places per block of a block-causal model; None for the config's, which is None if all
-            places see each other.
-        predicts: "own" if the logits at a place are of that place, "next" if they are of the following place
-            (Dream, 2508.15487); None for the config's, or "own".
-        order: order in which plain decoding decides the places of a block: "confidence", the most confident
-            first (LLaDA), or "left_to_right" (`sequential` of SDAR); None for the config's, or "confidence".
-        confidence: distribution in which a token's probability is its confidence: "promised", the one that
-            the token is drawn from (SDAR, Dream, LLaDA2), or "own", the model's at temperature 1 and before
-            truncation (LLaDA); None for the config's, or "promised".
+        model: a loaded model with an LM head, on its device, in eval mode. Its config sets the attributes
+            below, of which all but the first have defaults.
 
     Attributes:
-        mask_token_id, block_length, predicts, order, confidence: as passed.
+        mask_token_id: token of an undecided place.
+        block_length: places per block of a block-causal model; None, the default, if all places see each
+            other.
+        predicts: "own", the default, if the logits at a place are of that place, "next" if they are of the
+            following place (Dream, 2508.15487).
+        order: order in which plain decoding decides the places of a block: "confidence", the default, the
+            most confident first (LLaDA), or "left_to_right" (`sequential` of SDAR).
+        confidence: distribution in which a token's probability is its confidence: "promised", the default,
+            the one that the token is drawn from (SDAR, Dream, LLaDA2), or "own", the model's at temperature 1
+            and before truncation (LLaDA).
         masks_unconditional: whether the unconditional prompt of guidance is the prompt with all tokens masked
-            (LLaDA); the config's, or False.
+            (LLaDA); False by default.
         whole_blocks: whether the last block of an output of a block-causal model is decoded whole and then
             cut (SDAR), so that a limit does not change the text before it; else it ends with the output
-            (LLaDA2 in diffusers). The config's, or True. False if all places see each other: the limit is
+            (LLaDA2 in diffusers). True by default. False if all places see each other: the limit is
             then the number of places.
 
     Raises:
         UnsupportedModelError: the model cannot mask its attention as required; the message has the reason.
-        InputError: the mask token is not in the vocabulary, or another argument is out of its range.
+        InputError: the mask token is not in the vocabulary, or another value of the config is out of its
+            range.
     """
 
     by_blocks = True
@@ -140,15 +141,7 @@ class MaskedTarget(CausalTarget):
 
         return plain_unmasking(self)
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        mask_token_id: int | None = None,
-        block_length: int | None = None,
-        predicts: str | None = None,
-        order: str | None = None,
-        confidence: str | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
         text = model.config.get_text_config(decoder=True)
         narrow = sorted(set(check_layer_types(text)) - {"full_attention"})
@@ -156,11 +149,11 @@ class MaskedTarget(CausalTarget):
             raise refusal(model, f"has layers of type {', '.join(narrow)}, which do not see the whole output")
         if hasattr(getattr(model, "model", None), "get_rope_index"):
             raise refusal(model, "counts positions by image grids, which is not supported for masked models")
-        self.mask_token_id: int = text.mask_token_id if mask_token_id is None else mask_token_id
-        self.block_length: int | None = block_length or getattr(text, "block_length", None)
-        self.predicts = getattr(text, "predicts", "own") if predicts is None else predicts
-        self.order = getattr(text, "order", "confidence") if order is None else order
-        self.confidence = getattr(text, "confidence", "promised") if confidence is None else confidence
+        self.mask_token_id: int = text.mask_token_id
+        self.block_length: int | None = getattr(text, "block_length", None)
+        self.predicts: str = getattr(text, "predicts", "own")
+        self.order: str = getattr(text, "order", "confidence")
+        self.confidence: str = getattr(text, "confidence", "promised")
         self.masks_unconditional = bool(getattr(text, "masks_unconditional", False))
         self.whole_blocks = self.block_length is not None and bool(getattr(text, "whole_blocks", True))
         last = self.vocabulary - 1

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from einops import rearrange
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm
 from transformers import LlamaConfig, LlamaModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from mmspec.errors import CheckpointError, InputError
@@ -93,6 +92,7 @@ class NextStepForImageGeneration(PreTrainedModel):
     config: NextStepConfig
     supports_gradient_checkpointing = True
     _no_split_modules = ["LlamaDecoderLayer"]
+    _keys_to_ignore_on_load_unexpected = [r"rotary_emb\."]  # tables that old versions of transformers saved
     _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # if the config ties them
     _skip_keys_device_placement = list(CACHE_NAMES)
     _supports_flash_attn = True
@@ -180,11 +180,6 @@ class NextStepForImageGeneration(PreTrainedModel):
         embedded: Tensor = table[output_index.clamp(0, len(table) - 1)]
         return embedded * (output_index >= 0)[..., None]
 
-    def patchify(self, latents: Tensor) -> Tensor:
-        """Image tokens [B, rows * columns, C * p * p] by rows, of latents [B, C, rows * p, columns * p]."""
-        size = self.config.latent_patch_size
-        return rearrange(latents, "b c (h p) (w q) -> b (h w) (c p q)", p=size, q=size)
-
     def unpatchify(self, tokens: Tensor, rows: int | None = None, columns: int | None = None) -> Tensor:
         """Latents [B, C, rows * p, columns * p] of image tokens; by default of a square image."""
         count, size = tokens.shape[1], self.config.latent_patch_size
@@ -193,15 +188,6 @@ class NextStepForImageGeneration(PreTrainedModel):
         if rows is None or columns is None or rows * columns != count:
             raise InputError("rows, columns", (rows, columns), f"must be those of an image of {count} tokens")
         return rearrange(tokens, "b (h w) (c p q) -> b c (h p) (w q)", h=rows, w=columns, p=size, q=size)
-
-
-def normalize_tokens(tokens: Tensor) -> Tensor:
-    """Normalise image tokens [..., d] to mean 0 and variance 1 each.
-
-    The published models whose image tokenizer normalises latents read tokens that are normalised in this way
-    (`use_norm` of `stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`).
-    """
-    return layer_norm(tokens, tokens.shape[-1:], eps=1e-6)
 
 
 def place_embeddings(width: int, side: int) -> Tensor:

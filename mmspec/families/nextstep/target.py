@@ -30,7 +30,6 @@ class NextStepTarget(CausalTarget):
 
     Args:
         model: a loaded model in eval mode.
-        grid: default grid of its images; None for that of its config.
 
     Attributes:
         vector_size: size d of an image token.
@@ -47,11 +46,11 @@ class NextStepTarget(CausalTarget):
     sampler = DenoisingSampler
     compared = ("shared_noise", "shared_noise:tolerance=0")
 
-    def __init__(self, model: NextStepForImageGeneration, grid: ImageGrid | None = None) -> None:
+    def __init__(self, model: NextStepForImageGeneration) -> None:
         super().__init__(model)
         self.vector_size = model.config.token_size
         side = model.config.latent_size // model.config.latent_patch_size
-        self.grid = ImageGrid(side, side, 1) if grid is None else grid
+        self.grid = ImageGrid(side, side, 1)
         places = model.config.gen_pos_grid**2 if model.config.use_gen_pos_embed else None
         self.largest_image: int = model.config.max_position_embeddings if places is None else places
 

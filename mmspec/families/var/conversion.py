@@ -18,7 +18,7 @@ from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.official_layout import build, check_size, config_of, renamed
 from mmspec.families.var.modeling import VARForCausalLM
 from mmspec.families.var.tokenizer import ScaleVQModel
-from mmspec.models.autoencoders import build_autoencoder, ldm_name, measure_levels, vq_settings
+from mmspec.models.autoencoders import build_autoencoder, vq_settings
 from mmspec.models.official_files import count, measure
 
 # the part of a name -> the official one
@@ -96,11 +96,8 @@ def scale_vq_from_official(path: Path, tensors: Mapping[str, Tensor]) -> ScaleVQ
             own |= {f"{match[1]}.{part}.{match[2]}": each for part, each in parts}
         else:
             own[name] = tensor
-    widths, attends, layers = measure_levels(path, own)
-    settings = vq_settings(path, own, widths, attends) | {"layers_per_block": layers}
+    settings = vq_settings(path, own)
     del settings["vq_embed_dim"]  # that of the latents
     settings["convolutions"] = sum(bool(re.fullmatch(r"quantize\.smoothing\.\d+\.weight", n)) for n in own)
-    vq: ScaleVQModel = build_autoencoder(
-        ScaleVQModel, settings, path, own, lambda name: ldm_name(name, len(widths))
-    )
-    return vq.requires_grad_(False)
+    vq: ScaleVQModel = build_autoencoder(ScaleVQModel, settings, path, own)
+    return vq
