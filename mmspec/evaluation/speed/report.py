@@ -188,12 +188,12 @@ def _category_table(records: Sequence[Record], wide: bool) -> Table:
 def _quality_table(records: Sequence[Record], wide: bool) -> RenderableType:
     """Render the scores of the images; a star marks settings that were not searched."""
     names = list(records[0].quality or {})
-    counts = ("overlap", "rejections\nper image") if wide else ()
+    counts = ("rejections\nper image",) if wide else ()
     columns = ("accelerator", *counts, *(name.replace("_", "\n") for name in names))
     rows = [
         (
             record.accelerator + ("" if "searched" in record.own or record.accelerator == BASELINE else " *"),
-            *([_or_dash(record.overlap), f"{record.rollbacks / record.samples:.1f}"] if wide else []),
+            *([f"{record.rollbacks / record.samples:.1f}"] if wide else []),
             *(
                 "{value:.3g} ({low:.3g} to {high:.3g})".format(**each)
                 for each in (record.quality or {}).values()
