@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -18,7 +17,7 @@ from mmspec.kernels.backend import use_triton
 from mmspec.kernels.denoising_update import denoising_transition
 from mmspec.vectors.denoising import run_chain
 from mmspec.vectors.denoising_head.net import DenoisingNet, Modulations, at_least_float32
-from mmspec.vectors.denoising_head.schedule import TRAINING_STEPS, DDPMSchedule, DDPMTables, DenoisingSchedule
+from mmspec.vectors.denoising_head.schedule import DenoisingSchedule
 
 __all__ = ["DenoisingHead", "DenoisingHeadConfig", "DenoisingProcess"]
 
@@ -95,57 +94,6 @@ class DenoisingHead(nn.Module):
             _column(scale, template),
             _column(temperature, template),
         )
-
-    def loss(self, x0: Tensor, condition: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Training loss of each token at a random time.
-
-        "ddpm": squared error of the noise, plus the variational bound in bits, which trains the variance
-        alone (L_hybrid of 2102.09672: 0.001 times the bound's 1,000 terms, of which one is drawn). In its
-        first term a token has a density, where pixels would have bins. "flow": squared error of the velocity
-        at a logit-normal time (`stepfun-ai/NextStep-1, nextstep/models/modeling_fm_head.py`).
-
-        Args:
-            x0: [M, d] tokens.
-            condition: [M, D].
-            generator: for times and noises, on the device of x0.
-
-        Returns:
-            [M], the mean over the d numbers of a token.
-        """
-        x0 = x0.to(at_least_float32(self.net.dtype))
-        noise = torch.randn(x0.shape, generator=generator, device=x0.device, dtype=x0.dtype)
-        if self.config.kind == "flow":
-            normal = torch.randn(len(x0), generator=generator, device=x0.device, dtype=x0.dtype)
-            return self._flow_loss(x0, noise, torch.sigmoid(normal), condition)
-        step = torch.randint(TRAINING_STEPS, (len(x0),), generator=generator, device=x0.device)
-        return self._ddpm_loss(x0, noise, step, condition)
-
-    def _flow_loss(self, x0: Tensor, noise: Tensor, times: Tensor, condition: Tensor) -> Tensor:
-        state = torch.lerp(noise, x0, times[:, None])
-        return (self._predict(state, times, condition) - (x0 - noise)).square().mean(-1)
-
-    def _ddpm_loss(self, x0: Tensor, noise: Tensor, step: Tensor, condition: Tensor) -> Tensor:
-        """Loss at given steps [M] of the training schedule; see `loss`."""
-        schedule = DDPMSchedule(TRAINING_STEPS).to(x0.device, x0.dtype)
-        tables = DDPMTables(*(table[step] for table in schedule.tables))
-        output = self._predict(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
-        predicted, value = output.chunk(2, dim=-1)
-        error = predicted - noise
-        # the means of posterior and model are the same function of state and noise
-        apart = (tables.of_noise * error.detach()).square()
-        log_posterior = tables.log_posterior
-        log_variance = torch.lerp(log_posterior, tables.log_beta, (value + 1) / 2)
-        surprise = log_variance + apart * torch.exp(-log_variance)
-        divergence = surprise - 1 - log_posterior + torch.exp(log_posterior - log_variance)
-        likelihood = surprise + math.log(2 * math.pi)
-        bound = torch.where((step == TRAINING_STEPS - 1)[:, None], likelihood, divergence)
-        return error.square().mean(-1) + bound.mean(-1) / (2 * math.log(2))
-
-    def _predict(self, states: Tensor, times: Tensor, condition: Tensor) -> Tensor:
-        """The network's output, at least in float32."""
-        dtype = self.net.dtype
-        output: Tensor = self.net(states.to(dtype), times, condition.to(dtype))
-        return output.to(states.dtype)
 
 
 @dataclass(frozen=True)
