@@ -121,7 +121,7 @@ def train_image(
     check_known("size", size, SHAPES_BY_SIZE)
     check_known("condition", condition, CONDITIONS)
     out, vq = Path(out), Path(vq)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     device = training.accelerator.device
     images = load_vq(str(vq), vq).requires_grad_(False).to(device)
     if reader is not None:

@@ -93,7 +93,7 @@ def train_latent_model(
         rule = "must be the target that it drafts for" if size == DRAFT else f"needs size={DRAFT!r}"
         raise InputError("target", target, rule)
     out, vae = Path(out), Path(vae)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     device = training.accelerator.device
     images = load_autoencoder(vae).requires_grad_(False).to(device)
     _check_vae(vae, images)
