@@ -26,10 +26,11 @@ from mmspec.models.checkpoint import (
     load_config,
     load_model,
     load_processor,
+    tokenizer_of,
 )
 from mmspec.open_types import Json
 from mmspec.targets import CausalTarget, adapt
-from mmspec.training.data.conversations import ConversationRows, tokenizer_of
+from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
 from mmspec.training.data.states import StoredStates
