@@ -13,7 +13,7 @@ from mmspec.evaluation.speed.record import Record
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures
 
-__all__ = ["bench_report", "image_report", "peer_table"]
+__all__ = ["COLUMNS", "IMAGE_COLUMNS", "bench_report", "image_report", "peer_table"]
 
 PARTS_EXPLAINED = (
     "prompt: prefill; target: scoring; draft: the drafter; verify: sampler, acceptance rule and commit; "
