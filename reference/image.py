@@ -20,6 +20,7 @@ from mmspec.errors import CheckpointError
 from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.autoencoders import encode_image
+from mmspec.registry import require_known
 from mmspec.scenes.reader import load_reader
 from mmspec.training.record import save_trained, taken_over
 from mmspec.training.run import RunOptions, Training, flush_subnormals
@@ -31,7 +32,7 @@ from reference.image_model import (
     build_text_encoder,
     build_transformer,
 )
-from reference.trainer import check_known, finish, train_on_scenes
+from reference.trainer import finish, train_on_scenes
 
 __all__ = [
     "save_image_model",
@@ -118,8 +119,8 @@ def train_image(
         InputError: the size or condition is unknown.
         CheckpointError: a folder cannot be read, or the image tokenizer does not fit the size.
     """
-    check_known("size", size, SHAPES_BY_SIZE)
-    check_known("condition", condition, CONDITIONS)
+    require_known("size", size, SHAPES_BY_SIZE)
+    require_known("condition", condition, CONDITIONS)
     out, vq = Path(out), Path(vq)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     device = training.accelerator.device

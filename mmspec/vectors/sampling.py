@@ -14,9 +14,8 @@ from mmspec.core.interfaces import AnyDraft
 from mmspec.core.processors import History
 from mmspec.core.rows import named
 from mmspec.core.sampling import RowSettings, check_setting, read_setting, values_of
-from mmspec.errors import InputError
 from mmspec.kernels.sampling import of_rows
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.vectors.denoising import Denoising, DenoisingSource, StepSchedule
 
 __all__ = ["DenoisingSampler"]
@@ -59,9 +58,7 @@ class DenoisingSampler(RowSettings):
         object.__setattr__(self, "temperature", temperature)
         scale = read_setting("guidance_scale", self.guidance_scale, check_setting)
         object.__setattr__(self, "guidance_scale", scale)
-        if self.guidance_schedule not in GUIDANCE_SCHEDULES:
-            known = did_you_mean(self.guidance_schedule, GUIDANCE_SCHEDULES)
-            raise InputError("guidance_schedule", self.guidance_schedule, known)
+        require_known("guidance_schedule", self.guidance_schedule, GUIDANCE_SCHEDULES)
 
     def of_model(self, model: Any) -> Self:
         """Return these settings for another model with the `Target` interface, with its own head."""
