@@ -16,7 +16,8 @@ from mmspec.core.rows import named
 from mmspec.core.sampling import RowSettings, check_setting, read_setting, values_of
 from mmspec.kernels.sampling import of_rows
 from mmspec.registry import require_known
-from mmspec.vectors.denoising import Denoising, DenoisingSource, StepSchedule
+from mmspec.vectors.denoising import Denoising
+from mmspec.vectors.denoising_head import DenoisingHead, DenoisingSchedule
 
 __all__ = ["DenoisingSampler"]
 
@@ -45,8 +46,8 @@ class DenoisingSampler(RowSettings):
 
     row_fields = named("guidance_scale")
 
-    source: DenoisingSource
-    schedule: StepSchedule
+    source: DenoisingHead
+    schedule: DenoisingSchedule
     temperature: float | Sequence[float] = 1.0
     guidance_scale: float | Sequence[float] = 1.0
     guidance_schedule: str = "constant"
@@ -98,7 +99,7 @@ class DenoisingSampler(RowSettings):
         last = self.length - 1
         return (after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)) / self.length
 
-    def schedule_of(self, draft: AnyDraft) -> StepSchedule:
+    def schedule_of(self, draft: AnyDraft) -> DenoisingSchedule:
         """Return the schedule of the head's steps for a draft."""
         return self.schedule
 

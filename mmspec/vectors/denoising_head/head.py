@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -15,7 +16,6 @@ from mmspec.errors import InputError
 from mmspec.kernels import denoising_update
 from mmspec.kernels.backend import use_triton
 from mmspec.kernels.denoising_update import denoising_transition
-from mmspec.vectors.denoising import run_chain
 from mmspec.vectors.denoising_head.net import DenoisingNet, Modulations, at_least_float32
 from mmspec.vectors.denoising_head.schedule import DenoisingSchedule
 
@@ -174,10 +174,6 @@ class DenoisingProcess:
         inputs = self.branches.transpose(0, 1), self.scale, self.temperature, noise, *(known or ())
         return self.net.graphs(key, partial(run_rows, self.net, self.schedule), inputs)
 
-    def sample(self, noises: Tensor) -> Tensor:
-        """Run the chains: noises [M, S + 1, d] of the first states and of each step -> tokens [M, d]."""
-        return self.run(noises)[:, -1]
-
     def _transition(self, x: Tensor, step: int | slice, tables: Modulations) -> tuple[Tensor, Tensor]:
         """`transition` for [M, d] at one step, or for [S, M, d] at all steps."""
         x = x.to(self.scale.dtype)
@@ -187,6 +183,29 @@ class DenoisingProcess:
     def _predict(self, x: Tensor, tables: Modulations) -> Tensor:
         """Output [..., branches, M, d or 2 d] of the network for states [..., M, d]."""
         return self.net.run(x.to(self.net.dtype).unsqueeze(-3), tables)
+
+
+def run_chain(
+    advance: Callable[[Tensor, int, Tensor], Tensor],
+    noise: Tensor,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Run chains of M values, and return all their states [M, S + 1, d].
+
+    Args:
+        advance: draws the next states [M, d], given the states, the step and its noise [M, d].
+        noise: [M, S + 1, d] the first state, then the noise of every step.
+        known: states [M, S + 1, d], and [M, S + 1] which of them are taken instead of drawn.
+    """
+    states = list[Tensor]()
+    for index in range(noise.shape[1]):
+        state = noise[:, index]
+        if index:
+            state = advance(states[-1], index - 1, state)
+        if known is not None:
+            state = torch.where(known[1][:, index, None], known[0][:, index], state)
+        states.append(state)
+    return torch.stack(states, 1)
 
 
 def run_rows(
