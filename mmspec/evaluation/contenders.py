@@ -272,12 +272,8 @@ def decode_images(
     """Draw all prompts or classes of a batch together, with one seed for each."""
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
-    return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
-
-
-def as_list(row: Tensor | list[Any]) -> list[Any]:
-    """Tokens of an image as a list of ids or of vectors."""
-    return list(row.tolist()) if isinstance(row, Tensor) else row
+    tokens = [row.tolist() if isinstance(row, Tensor) else row for row in output.tokens]  # vectors, or ids
+    return Decoded(tokens, [output.stats], output.decode_seconds, output.images)
 
 
 def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Any:
