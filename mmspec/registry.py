@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import product
 from typing import Any
 
@@ -17,6 +17,12 @@ def did_you_mean(name: object, allowed: Iterable[object]) -> str:
     near = difflib.get_close_matches(str(name), names, n=1)
     hint = f" (did you mean {near[0]!r}?)" if near else ""
     return f"must be one of {', '.join(names)}{hint}"
+
+
+def require_known(argument: str, value: object, known: Collection[object]) -> None:
+    """Raise InputError, which names the nearest known value, unless a value is known."""
+    if value not in known:
+        raise InputError(argument, value, did_you_mean(value, known))
 
 
 def parse_options(argument: str, text: str) -> tuple[str, dict[str, Any]]:

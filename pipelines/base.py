@@ -32,6 +32,7 @@ from mmspec.models.checkpoint import (
     load_config,
     load_model,
     load_processor,
+    tokenizer_of,
 )
 from mmspec.models.linear_layers import SHARE
 from mmspec.models.weights import execution_device, is_offloaded
@@ -637,8 +638,3 @@ def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
         return VisionLanguagePipeline
     kind: type[MMSpecPipeline] = load(DRAWING[family.draws])
     return kind
-
-
-def tokenizer_of(processor: Processor) -> Processor:
-    """Return the tokenizer of a processor, or the tokenizer itself."""
-    return getattr(processor, "tokenizer", processor)

@@ -147,7 +147,9 @@ class ContinuousSettings(ImageBatchSettings, ContinuousFields):
                 steps, shift, last_step_noise=self.last_step_noise
             )
         else:
-            schedule = DDPMSchedule(steps, self.last_step_noise, self.clip_sample_range)
+            schedule = DDPMSchedule(
+                steps, last_step_noise=self.last_step_noise, clip_sample_range=self.clip_sample_range
+            )
         made: DenoisingSampler = target.sampler(
             source=target.denoiser,
             schedule=schedule,

@@ -17,8 +17,9 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.errors import InputError
+from mmspec.models.checkpoint import tokenizer_of
 from mmspec.open_types import Keywords, Processor
-from mmspec.pipelines.base import MMSpecPipeline, tokenizer_of
+from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.generation_fields import distance
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.pipelines.pasted_tokens import STAND_IN, reading_stand_ins

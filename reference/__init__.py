@@ -1,1 +1,1 @@
-"""Training, scores and model cards of the reference models in assets/. Runs from a clone; not installed."""
+"""Training and scores of the reference models in assets/. Runs from a clone; not installed."""

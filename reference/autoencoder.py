@@ -16,11 +16,12 @@ import torch
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from torch import Tensor, nn
 
+from mmspec.registry import require_known
 from mmspec.scenes.reader import AttributeReader, load_reader
 from mmspec.training.record import taken_over
 from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image_data import GRID, IMAGE_SIZE, PixelBatch, pixel_batch
-from reference.trainer import check_known, finish
+from reference.trainer import finish
 from reference.vq import ImageError, save_pixels, train_pixels
 
 __all__ = [
@@ -132,7 +133,7 @@ def train_autoencoder(
         InputError: the size is unknown; see also `Training`.
         CheckpointError: `reader`, `start` or the state to resume from is missing or does not fit.
     """
-    check_known("size", size, AUTOENCODER_SHAPES)
+    require_known("size", size, AUTOENCODER_SHAPES)
     training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=8)
     judge = None if reader is None else load_reader(reader)
     vae = build_autoencoder(size)

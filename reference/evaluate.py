@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -15,7 +15,7 @@ from mmspec.errors import InputError
 __all__ = ["evaluate_app"]
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the first scene.")]
-Card = Annotated[bool, typer.Option("--card", help="Write the figures to the model card.")]
+Card = Annotated[bool, typer.Option("--card", help="Write figures and training to the model card.")]
 
 THRESHOLDS = (0.99, 0.9, 0.7, 0.5)
 RULES = "entropy_bound,low_confidence:denoising_steps=4,sequential:places_per_step=4"
@@ -55,13 +55,6 @@ def vlm(
     load_config(check_source(source))  # raises a short error if there is no checkpoint
     asked: dict[str, Any] = {"descriptions": descriptions, "several": several, "stories": stories}
     scores = score_vlm(source, scenes, seed, batch_size=batch_size, **asked)
-    if card:
-        from reference.cards import write_vlm_card
-
-        flags = "" if descriptions else " --no-descriptions"
-        flags += "".join(f" --{name}" for name in ("several", "stories") if asked[name])
-        command = f"python -m reference evaluate vlm {source} --scenes {scenes} --seed {seed}{flags}"
-        write_vlm_card(source, scores, command)
     rows = []
     for name, value in scores.items():
         if isinstance(value, float) and name != "seconds":
@@ -69,12 +62,14 @@ def vlm(
         elif isinstance(value, dict):
             name = name.removesuffix("_by_kind")
             rows += [(f"  {name}: {part}", f"{share:.1%}") for part, share in value.items()]
-    _report(source, scores, as_json, ("greedy", "right"), rows)
+    flags = "" if descriptions else " --no-descriptions"
+    flags += "".join(f" --{name}" for name in ("several", "stories") if asked[name])
+    _report("vlm", source, scores, ("greedy", "right"), rows, as_json, card, flags)
 
 
 @evaluate_app.command()
 def diffusion(
-    model: Model = None,
+    model: Annotated[str, typer.Argument(help="Folder that `reference train diffusion` wrote.")],
     scenes: Annotated[int, typer.Option(min=1, help="Held-out scenes.")] = 32,
     seed: Seed = 20_000,
     blocks: Annotated[
@@ -95,21 +90,12 @@ def diffusion(
     """
     from mmspec.cli.loading import parse_choices
     from mmspec.evaluation.tables import figures
+    from reference.cards import write_card
     from reference.diffusion_scores import aup, score_modes
 
-    if model is None:
-        raise InputError(
-            "model", None, "must be the folder of a model that `reference train diffusion` wrote"
-        )
     asked = {"blocks": blocks, "autoregressive": autoregressive}
     choices = {mode: parse_choices(names) for mode, names in asked.items() if names}
     scores = score_modes(model, choices, scenes, seed, batch_size=batch_size, temperature=temperature)
-    if card:
-        from reference.cards import write_diffusion_card
-
-        write_diffusion_card(
-            model, scores, f"python -m reference evaluate diffusion {model} --scenes {scenes}"
-        )
     rows, curve = [], []
     for row in scores["records"]:
         low, high = row["interval"] or (row["tokens_a_forward"],) * 2
@@ -132,6 +118,9 @@ def diffusion(
         "time",
     )
     title = f"{scenes} scenes from seed {seed}, temperature {temperature:g}, AUP {scores['aup']:.0f}"
+    if card:
+        command = f"python -m reference evaluate diffusion {model} --scenes {scenes} --seed {seed}"
+        write_card(model, title, columns, rows, command)
     print_result(scores, figures(columns, rows, title=title), as_json)
 
 
@@ -164,11 +153,6 @@ def image(
             "--guidance-scales", guidance_scales, "must be numbers separated by commas, such as 1,3,5"
         ) from error
     scores = score_image_model(source, scenes, seed, guidance_scales=scales, batch_size=batch_size)
-    if card:
-        from reference.cards import write_image_card
-
-        command = f"python -m reference evaluate image {source} --scenes {scenes} --seed {seed}"
-        write_image_card(source, scores, f"{command} --guidance-scales {guidance_scales}")
     names = list(scores["real"]["by_attribute"])
     found = {f"guidance {scale}": one for scale, one in scores["guidance"].items()}
     found |= {name: scores[name] for name in ("prompts", "reconstructed", "real") if name in scores}
@@ -186,18 +170,28 @@ def image(
             f"{one['kernel_distance']:.3g} +- {one['margin']:.2g} at guidance {scale}"
             for scale, one in scores["guidance"].items()
         )
-    _report(source, scores, as_json, ("", "all facts", *names, "all right"), rows, caption=caption)
+    flags, columns = f" --guidance-scales {guidance_scales}", ("", "all facts", *names, "all right")
+    _report("image", source, scores, columns, rows, as_json, card, flags, caption)
 
 
 def _report(
+    kind: str,
     source: str,
     scores: dict[str, Any],
-    as_json: bool,
     columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    **settings: Any,
+    rows: Sequence[Sequence[str]],
+    as_json: bool,
+    card: bool,
+    flags: str,
+    caption: str | None = None,
 ) -> None:
+    """Print the scores of `evaluate <kind>`, and write them to the model's card if `card` is set."""
     from mmspec.evaluation.tables import figures
+    from reference.cards import write_card
 
-    title = f"{scores['scenes']} scenes from seed {scores['seed']}, {scores['device']}, {scores['seconds']} s"
-    print_result({"model": source, **scores}, figures(columns, rows, title=title, **settings), as_json)
+    scenes, seed = scores["scenes"], scores["seed"]
+    title = f"{scenes} scenes from seed {seed}, {scores['device']}, {scores['seconds']} s"
+    if card:
+        command = f"python -m reference evaluate {kind} {source} --scenes {scenes} --seed {seed}{flags}"
+        write_card(source, f"{title}; {caption}" if caption else title, columns, rows, command)
+    print_result({"model": source, **scores}, figures(columns, rows, title=title, caption=caption), as_json)

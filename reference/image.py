@@ -14,14 +14,13 @@ from typing import Any, Unpack
 import numpy as np
 import torch
 from diffusers.models.autoencoders.vq_model import VQModel
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 from mmspec.errors import CheckpointError
 from mmspec.families.image_parts import TEXT_ENCODER, TOKENIZER, VQ, load_vq
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.models.autoencoders import encode_image
-from mmspec.scenes import COLOURS, SHAPES
+from mmspec.registry import require_known
 from mmspec.scenes.reader import load_reader
 from mmspec.training.record import save_trained, taken_over
 from mmspec.training.run import RunOptions, Training, flush_subnormals
@@ -33,7 +32,7 @@ from reference.image_model import (
     build_text_encoder,
     build_transformer,
 )
-from reference.trainer import check_known, finish, train_on_scenes
+from reference.trainer import finish, train_on_scenes
 
 __all__ = [
     "save_image_model",
@@ -73,45 +72,14 @@ def save_image_model(
         shutil.copytree(reader, folder / READER, dirs_exist_ok=True)
 
 
-def take_weights(learner: ImageLoss, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Copy all weights that fit from a trained model.
-
-    If a model of classes starts from a model of captions, the embedding of a class is the mean slot of a
-    caption such as "a red circle".
-
-    Raises:
-        ValueError: other weights than those of the condition are missing or left over.
-    """
+def take_weights(learner: ImageLoss, folder: Path) -> None:
+    """Load the weights of a trained model of the same size and condition."""
     trained = LlamaGenForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    kept = trained.state_dict()
-    conditions = trained.config.condition_type, learner.transformer.config.condition_type
-    encoder = None
-    if conditions[0] == "caption":
+    learner.transformer.load_state_dict(trained.state_dict())
+    if learner.text_encoder is not None:
         encoder = T5EncoderModel.from_pretrained(folder / TEXT_ENCODER, dtype=torch.float32)
-    if conditions[0] != conditions[1]:
-        kept = {name: value for name, value in kept.items() if "cls_embedding" not in name}
-    missing, surplus = learner.transformer.load_state_dict(kept, strict=False)
-    if surplus or any("cls_embedding" not in name for name in missing):
-        raise ValueError(f"keys that do not fit: {[*surplus, *missing][:3]}")
-    if encoder is not None and learner.text_encoder is not None:
         learner.text_encoder.load_state_dict(encoder.state_dict())
-        learner.null_embedding.data.copy_(kept["model.cls_embedding.uncond_embedding"])
-    elif encoder is not None:
-        table = learner.transformer.model.cls_embedding.embedding_table
-        table.weight.data.copy_(_class_vectors(trained, encoder, tokenizer))
-
-
-@torch.no_grad()
-def _class_vectors(
-    trained: LlamaGenForCausalLM, encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast
-) -> Tensor:
-    """Return the mean slot of a caption for each class, and of no caption: [classes + 1, width]."""
-    projection: Any = trained.model.cls_embedding.cap_proj
-    names = [f"a {colour} {shape}" for colour in COLOURS for shape in SHAPES]
-    words = tokenizer(names, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    features = encoder(input_ids=words).last_hidden_state
-    null: Any = trained.model.cls_embedding.uncond_embedding
-    return torch.cat([projection(features).mean(1), projection(null).mean(0, keepdim=True)])
+        learner.null_embedding.data.copy_(trained.model.cls_embedding.uncond_embedding)
 
 
 CONDITIONS = ("caption", "class")
@@ -140,7 +108,7 @@ def train_image(
         vq: a trained image tokenizer. It is frozen and copied into the folder.
         reader: a trained reader to copy into the folder for evaluation; the training does not use it.
         condition: "caption", or "class" (colour and shape of the leftmost object, 48 labels).
-        start: a trained image model to start from, instead of random weights; its condition may differ.
+        start: a trained image model of the same condition to start from, instead of random weights.
         size: "base", "long" (32 x 32 tokens) or "tiny" (for tests).
         how: see `RunOptions`; by default 75 minutes, with 16 images per step and process.
 
@@ -151,10 +119,10 @@ def train_image(
         InputError: the size or condition is unknown.
         CheckpointError: a folder cannot be read, or the image tokenizer does not fit the size.
     """
-    check_known("size", size, SHAPES_BY_SIZE)
-    check_known("condition", condition, CONDITIONS)
+    require_known("size", size, SHAPES_BY_SIZE)
+    require_known("condition", condition, CONDITIONS)
     out, vq = Path(out), Path(vq)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     device = training.accelerator.device
     images = load_vq(str(vq), vq).requires_grad_(False).to(device)
     if reader is not None:
@@ -165,8 +133,8 @@ def train_image(
     transformer = build_transformer(shape, condition)
     text_encoder = build_text_encoder(shape, tokenizer) if condition == "caption" else None
     learner = ImageLoss(transformer, text_encoder)
-    rule = "a model of the same size that `python -m reference train image` wrote"
-    before = taken_over(start, rule, partial(take_weights, learner, tokenizer))
+    rule = "a model of the same size and condition that `python -m reference train image` wrote"
+    before = taken_over(start, rule, partial(take_weights, learner))
     only_prompts = 0 if text_encoder is None else PROMPTS_PER_IMAGE * training.batch_size
 
     def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -11,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration
 from mmspec.families.nextstep.modeling import SPECIAL_TOKENS, NextStepConfig, NextStepForImageGeneration
 from mmspec.scenes.reader import label_heads
-from mmspec.vectors.denoising_head import FlowSchedule
+from mmspec.vectors.denoising_head import DDPMSchedule, DenoisingHead, FlowSchedule
+from mmspec.vectors.denoising_head.schedule import TRAINING_STEPS, DDPMTables
 from reference.image_data import CAPTION_CLASSES, CLASSES, GRID, ImageBatch
 from reference.image_model import (
     BESIDE_OBJECT,
@@ -139,6 +141,44 @@ def build_mar(shape: LatentShape) -> MARForImageGeneration:
     return MARForImageGeneration(config)
 
 
+def head_loss(head: DenoisingHead, x0: Tensor, condition: Tensor) -> Tensor:
+    """Training loss of a denoising head for each token, at a random time.
+
+    "ddpm": squared error of the noise, plus the variational bound in bits, which trains the variance alone
+    (L_hybrid of 2102.09672: 0.001 times the bound's 1,000 terms, of which one is drawn). In its first term a
+    token has a density, where pixels would have bins. "flow": squared error of the velocity at a logit-normal
+    time (`stepfun-ai/NextStep-1, nextstep/models/modeling_fm_head.py`).
+
+    Args:
+        head: the head, in single precision.
+        x0: [M, d] tokens.
+        condition: [M, D].
+
+    Returns:
+        [M], the mean over the d numbers of a token.
+    """
+    noise = torch.randn_like(x0)
+    if head.config.kind == "flow":
+        times = torch.sigmoid(torch.randn(len(x0), device=x0.device, dtype=x0.dtype))
+        state = torch.lerp(noise, x0, times[:, None])
+        return (head.net(state, times, condition) - (x0 - noise)).square().mean(-1)
+    step = torch.randint(TRAINING_STEPS, (len(x0),), device=x0.device)
+    schedule = DDPMSchedule(TRAINING_STEPS).to(x0.device, x0.dtype)
+    tables = DDPMTables(*(table[step] for table in schedule.tables))
+    output = head.net(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
+    predicted, value = output.chunk(2, dim=-1)
+    error = predicted - noise
+    # the means of posterior and model are the same function of state and noise
+    apart = (tables.of_noise * error.detach()).square()
+    log_posterior = tables.log_posterior
+    log_variance = torch.lerp(log_posterior, tables.log_beta, (value + 1) / 2)
+    surprise = log_variance + apart * torch.exp(-log_variance)
+    divergence = surprise - 1 - log_posterior + torch.exp(log_posterior - log_variance)
+    likelihood = surprise + math.log(2 * math.pi)
+    bound = torch.where((step == TRAINING_STEPS - 1)[:, None], likelihood, divergence)
+    return error.square().mean(-1) + bound.mean(-1) / (2 * math.log(2))
+
+
 class NextStepLoss(nn.Module):
     """Loss of the image head, and the two auxiliary losses of `ImageLoss`.
 
@@ -166,7 +206,7 @@ class NextStepLoss(nn.Module):
         conditions, middle = read_images(self.model, batch.latents, words[:images], seen[:images])
         before = words.shape[1] - 1
         tokens, given = (each.flatten(0, 1).repeat(NOISES, 1) for each in (batch.latents, conditions))
-        losses = self.model.image_head.loss(tokens, given).view(NOISES, images, length).mean(0)
+        losses = head_loss(self.model.image_head, tokens, given).view(NOISES, images, length).mean(0)
         covered = batch.place_labels[..., 0] > 0
         weights = 1 + (BESIDE_OBJECT - 1) * beside_objects(covered)
         loss = (losses * weights).sum() / weights.sum()
@@ -291,7 +331,7 @@ class MARLoss(nn.Module):
         conditions = self.model.conditions(batch.latents, known, labels)
         at = ~known
         tokens, given = (each[at].repeat(NOISES, 1) for each in (batch.latents, conditions))
-        losses = self.model.diffloss.loss(tokens, given)
+        losses = head_loss(self.model.diffloss, tokens, given)
         covered = batch.place_labels[..., 0] > 0
         near = torch.maximum(covered.float(), beside_objects(covered))
         weights = (1 + (BESIDE_OBJECT - 1) * near)[at].repeat(NOISES)

@@ -20,6 +20,7 @@ from transformers import GenerationConfig
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.nextstep.loading import load_nextstep
 from mmspec.models.autoencoders import load_autoencoder
+from mmspec.registry import require_known
 from mmspec.scenes.reader import load_reader
 from mmspec.training.record import save_trained, taken_over
 from mmspec.training.run import RunOptions, Training, flush_subnormals
@@ -36,7 +37,7 @@ from reference.latent_model import (
     build_mar,
     build_nextstep,
 )
-from reference.trainer import check_known, finish, train_on_scenes
+from reference.trainer import finish, train_on_scenes
 
 __all__ = ["encode_latents", "train_latent_model"]
 
@@ -87,13 +88,13 @@ def train_latent_model(
         InputError: the kind or size is unknown, or `target` does not go with the size.
         CheckpointError: the tokens of the autoencoder do not have 4 x 4 pixels and 8 channels.
     """
-    check_known("kind", kind, LATENT_SHAPES)
-    check_known("size", size, LATENT_SHAPES[kind])
+    require_known("kind", kind, LATENT_SHAPES)
+    require_known("size", size, LATENT_SHAPES[kind])
     if (size == DRAFT) != (target is not None):
         rule = "must be the target that it drafts for" if size == DRAFT else f"needs size={DRAFT!r}"
         raise InputError("target", target, rule)
     out, vae = Path(out), Path(vae)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     device = training.accelerator.device
     images = load_autoencoder(vae).requires_grad_(False).to(device)
     _check_vae(vae, images)

@@ -246,7 +246,7 @@ def train_parallel(
         InputError: `start` is not a LlamaGen of captions, or has fewer layers.
     """
     out, start = Path(out), Path(start)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     model = begin_with(start, layers)
     kept = Kept(start, training.accelerator.device)
 

@@ -17,6 +17,7 @@ from transformers import (
     Qwen2VLImageProcessor,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
+    TokenizersBackend,
 )
 
 from mmspec.scenes.language import CAPTION_PROMPTS, DESCRIPTION_PROMPTS, PLURALS
@@ -145,8 +146,10 @@ def build_tokenizer(placeholders: Mapping[str, str] | None = None) -> PreTrained
     return fast
 
 
-def build_processor(patch_size: int = 12) -> LlavaProcessor:
-    """Build a processor: tokenizer, images of 96 x 96 pixels in [-1, 1], and chat template."""
+def build_processor(
+    patch_size: int = 12, tokenizer: TokenizersBackend | None = None, chat_template: str = CHAT_TEMPLATE
+) -> LlavaProcessor:
+    """Build a processor: tokenizer (None for `build_tokenizer`), images of 96 x 96 pixels, chat template."""
     images = CLIPImageProcessor(
         size={"shortest_edge": CANVAS},
         crop_size={"height": CANVAS, "width": CANVAS},
@@ -155,11 +158,11 @@ def build_processor(patch_size: int = 12) -> LlavaProcessor:
     )
     return LlavaProcessor(
         image_processor=images,
-        tokenizer=build_tokenizer(),
+        tokenizer=tokenizer or build_tokenizer(),
         patch_size=patch_size,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Unpack
 
 import numpy as np
 
+from mmspec.registry import require_known
 from mmspec.scenes import (
     BACKGROUNDS,
     COLOURS,
@@ -25,7 +26,7 @@ from mmspec.scenes.reader import AttributeReader, AttributeReaderConfig, load_re
 from mmspec.training.record import save_trained, taken_over
 from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image_data import IMAGE_SIZE, READER_PATCH
-from reference.trainer import check_known, finish, train_on_scenes
+from reference.trainer import finish, train_on_scenes
 from reference.vlm_data import PatchBatch, patch_batch
 from reference.vlm_model import PatchLoss
 
@@ -39,7 +40,7 @@ STAGE = 7
 
 def build_reader(size: str = "base") -> AttributeReader:
     """Build a reader of images of 64 x 64 pixels, with random weights."""
-    check_known("size", size, WIDTHS_AND_LAYERS)
+    require_known("size", size, WIDTHS_AND_LAYERS)
     width, layers = WIDTHS_AND_LAYERS[size]
     config = AttributeReaderConfig(
         attribute_names=["size", "colour", "pattern", "shape"],

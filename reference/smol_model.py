@@ -22,7 +22,6 @@ from torch.nn import functional as F
 from transformers import (
     AyaVisionConfig,
     AyaVisionForConditionalGeneration,
-    CLIPImageProcessor,
     GenerationConfig,
     LlavaProcessor,
     PreTrainedModel,
@@ -33,8 +32,9 @@ from transformers import (
 from mmspec.families.smollm2.language_model import MARKER, PACKAGE, rename_token
 from mmspec.scenes.language import ORDINALS
 from mmspec.scenes.reader import label_heads
-from mmspec.scenes.world import BACKGROUNDS, CANVAS
+from mmspec.scenes.world import BACKGROUNDS
 from mmspec.training.record import half_precision, write_record
+from reference.processors import build_processor
 from reference.smol_data import CHAT_TEMPLATE, IMAGE, RepliesBatch, SpokenBatch
 from reference.trainer import float8_matrices
 from reference.vlm_data import ATTRIBUTES, MENTION_CLASSES, PatchBatch
@@ -72,21 +72,9 @@ def build_smol(
 
 
 def build_smol_processor(tokenizer: TokenizersBackend, config: Any) -> LlavaProcessor:
-    """Build a processor: tokenizer, images of 96 x 96 pixels in [-1, 1], and chat template."""
-    images = CLIPImageProcessor(
-        size={"shortest_edge": CANVAS},
-        crop_size={"height": CANVAS, "width": CANVAS},
-        image_mean=[0.5, 0.5, 0.5],
-        image_std=[0.5, 0.5, 0.5],
-    )
-    return LlavaProcessor(
-        image_processor=images,
-        tokenizer=rename_token(tokenizer, config.image_token_id, IMAGE),
-        patch_size=MERGE * config.vision_config.patch_size,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=CHAT_TEMPLATE,
-    )
+    """Build the processor, whose visual tokens are merged patches."""
+    renamed = rename_token(tokenizer, config.image_token_id, IMAGE)
+    return build_processor(MERGE * config.vision_config.patch_size, renamed, CHAT_TEMPLATE)
 
 
 def save_smol(

@@ -242,7 +242,7 @@ def image(
 
     Example:
         python -m reference train image --out my-scenes --vq my-vq --reader my-reader
-        python -m reference train image --out my-classes --vq my-vq --condition class --from my-scenes
+        python -m reference train image --out my-classes --vq my-vq --condition class
     """
     from reference.image import train_image
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,23 +10,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
 from mmspec.scenes import training_seeds
 from mmspec.training.record import half_precision, training_record
 from mmspec.training.run import Batch, Stage, Training
 
-__all__ = ["check_known", "finish", "float8_matrices", "held_out_figures", "train_on_scenes"]
-
-
-def check_known(argument: str, value: str, known: Iterable[str]) -> None:
-    """Check that a name is known.
-
-    Raises:
-        InputError: the name is unknown; the message contains the nearest known name.
-    """
-    if value not in known:
-        raise InputError(argument, value, did_you_mean(value, known))
+__all__ = ["finish", "float8_matrices", "held_out_figures", "train_on_scenes"]
 
 
 def train_on_scenes(

@@ -16,12 +16,13 @@ from torch import nn
 from transformers import AutoModelForImageTextToText, ProcessorMixin
 
 from mmspec.errors import InputError
+from mmspec.registry import require_known
 from mmspec.scenes import training_seeds
 from mmspec.scenes.world import CANVAS
 from mmspec.training.record import save_trained
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 from reference.processors import build_hybrid_processor, build_processor
-from reference.trainer import check_known, finish, held_out_figures
+from reference.trainer import finish, held_out_figures
 from reference.vlm_data import WEIGHTS, ConversationBatch, PatchBatch, conversation_batch, patch_batch
 from reference.vlm_model import (
     SHAPES_BY_SIZE,
@@ -69,7 +70,7 @@ def train_vlm(
     Raises:
         InputError: the size is unknown, or the tower of `tower_from` has another shape.
     """
-    check_known("size", size, SHAPES_BY_SIZE)
+    require_known("size", size, SHAPES_BY_SIZE)
     shape = SHAPES_BY_SIZE[size]
     if tower_share is None:
         # the tower of a hybrid is frozen in the second stage, so it needs more steps in the first

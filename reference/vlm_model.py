@@ -111,22 +111,13 @@ def patch_states(tower: nn.Module, pixels: Tensor) -> Tensor:
         t=config.temporal_patch_size,
     )
     sizes = torch.tensor([[1, grid, grid]] * len(pixels), device=pixels.device)
-    # the last hidden state is the input of the merger
-    states = tower(patches, sizes).last_hidden_state
-    return in_raster_order(states, len(pixels), config.spatial_merge_size)
-
-
-def in_raster_order(states: Tensor, images: int, merge: int) -> Tensor:
-    """Reorder states of square images from block order [B * patches, d] to raster order [B, patches, d]."""
-    blocks = int((len(states) // images) ** 0.5) // merge
     return rearrange(
-        states,
+        tower(patches, sizes).last_hidden_state,  # the input of the merger
         "(b rows columns i j) d -> b (rows i columns j) d",
-        b=images,
-        rows=blocks,
-        columns=blocks,
-        i=merge,
-        j=merge,
+        b=len(pixels),
+        rows=grid // config.spatial_merge_size,
+        i=config.spatial_merge_size,
+        j=config.spatial_merge_size,
     )
 
 

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from mmspec.errors import InputError
+from mmspec.registry import require_known
 from mmspec.scenes.reader import AttributeReader, load_reader
 from mmspec.training.record import half_precision, taken_over, write_record
 from mmspec.training.run import RunOptions, Training, flush_subnormals
 from reference.image_data import PixelBatch, pixel_batch
-from reference.trainer import check_known, finish, train_on_scenes
+from reference.trainer import finish, train_on_scenes
 
 __all__ = [
     "ImageError",
@@ -202,7 +203,7 @@ def train_vq(
         InputError: the size is unknown, or `accelerate launch` shards the weights (FSDP 2).
         CheckpointError: `reader`, `start` or the state to resume from is missing or does not fit.
     """
-    check_known("size", size, VQ_SHAPES)
+    require_known("size", size, VQ_SHAPES)
     training = Training(Path(out), how, minutes=DEFAULT_MINUTES, batch_size=16)
     judge, accelerator = None if reader is None else load_reader(reader), training.accelerator
     if accelerator.is_fsdp2:

@@ -186,7 +186,7 @@ def train_clips(
     if frames < 2:
         raise InputError("frames", frames, "must be at least 2")
     out, start = Path(out), Path(start)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=4, checkpoint_s=120.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=4)
     model = begin_clips(start, frames)
     kept = Kept(start, training.accelerator.device)
 

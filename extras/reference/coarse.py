@@ -163,7 +163,7 @@ def train_coarse(
         InputError: `start` is not a LlamaGen of captions, or has too few layers or codebook entries.
     """
     out, start = Path(out), Path(start)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, checkpoint_s=120.0)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     kept = Kept(start, training.accelerator.device)
     found = cluster_codes(kept.vq.quantize.embedding.weight, clusters, training.seed)
     model = coarsened(start, found, refiner_layers)

@@ -7,13 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from mmspec.accelerators import build_accelerator
 from mmspec.errors import CheckpointError, InputError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.pipelines import MMSpecPipeline
+from mmspec_extras.methods.learned import training
+from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfig
 from mmspec_extras.methods.learned.policy import Learned
-from mmspec_extras.methods.learned.training import replay, train_filter, watch
+from mmspec_extras.methods.learned.training import Replay, replay, train_filter, watch
 from tests.tiny_models import save_masked
 
 PROMPTS = [
@@ -82,6 +86,47 @@ def test_a_head_learns_the_order_and_spot_guesses_by_it(pipe: Any, tmp_path: Pat
         assert output.tokens == tokens and output.stats.exactness == "exact"
     with pytest.raises(InputError, match="learn"):
         train_filter(pipe, calls, tmp_path / "head", learn="wrong")
+
+
+def test_every_tenth_example_is_held_out(pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file sorted by task has prompts of all tasks in both parts."""
+
+    def numbered(pipe: Any, call: dict[str, Any], drafter: object, length: int) -> Replay:
+        open_places = torch.ones(1, length, dtype=torch.bool)
+        return Replay(torch.full((1, length), call["number"] / 100), open_places, open_places)
+
+    parts: list[list[int]] = []
+    monkeypatch.setitem(training.LEARNT, "right", numbered)
+    monkeypatch.setattr(
+        training,
+        "gathered",
+        lambda some: parts.append([round(100 * float(one.confidence[0, 0])) for one in some]) or some[0],
+    )
+    train_filter(pipe, [{"number": number} for number in range(22)], tmp_path / "filter", epochs=1)
+    assert parts == [[0, 10, 20], [number for number in range(22) if number % 10]]
+
+
+def test_fitting_a_rule_leaves_the_users_filter_alone(pipe: Any) -> None:
+    own = CommitFilter(CommitFilterConfig(block_length=4)).double()
+    rule = Learned(filter=own)
+    fitted = rule.fit(pipe.target)
+    assert rule.model is own and fitted.model is not own
+    fitted.model.float()
+    assert next(own.parameters()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("fault", ["missing", "nan"])
+def test_a_damaged_filter_is_refused(tmp_path: Path, fault: str) -> None:
+    CommitFilter(CommitFilterConfig(block_length=4)).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    if fault == "nan":
+        weights["layers.0.bias"][0] = float("nan")
+    else:
+        del weights["layers.0.bias"]
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match="NaN" if fault == "nan" else "missing keys"):
+        Learned(filter=tmp_path)
 
 
 def test_what_cannot_be_trained_or_read_is_refused(pipe: Any, tmp_path: Path) -> None:

@@ -14,11 +14,6 @@ from mmspec.visual_tokens.tokens import BOX, VisualTokens, whole
 __all__ = ["Latent", "QueryAttention", "Resampler", "ViSpec"]
 
 
-def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over the last axis where `mask` is True; padding gets exactly 0."""
-    return scores.masked_fill(~mask, float("-inf")).softmax(-1)
-
-
 class QueryAttention(nn.Module):
     """Multi-head cross-attention whose queries are parameters; the number of heads must divide the width."""
 
@@ -52,7 +47,7 @@ def compress_latent(queries: Tensor, features: Tensor, mask: Tensor) -> Tensor:
     """
     width = features.shape[-1]
     scores = queries @ rms_norm(features, (width,)).mT * width**-0.5
-    return masked_softmax(scores, mask[:, None]) @ features
+    return scores.masked_fill(~mask[:, None], float("-inf")).softmax(-1) @ features
 
 
 class Latent(Compressor):

@@ -18,7 +18,7 @@ from mmspec.core.interfaces import Drafter
 from mmspec.core.statistics import merge_stats
 from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, held_out_captions
-from mmspec.evaluation.quality.variation import OverlapMeter, VariationMeter, needs_meter
+from mmspec.evaluation.quality.variation import measure_variation
 from mmspec.evaluation.speed.timing import Decode, Decoded
 from mmspec.media import load_image
 from mmspec.open_types import Json, Keywords, Processor
@@ -98,36 +98,19 @@ class Contender:
         return lambda batch: self.decode(batch, seeds=seeds_of(batch, seed), **settings)
 
     def watch(self, batches: Sequence[Sequence[Example]], seed: int = 0, **settings: object) -> Json:
-        """Decode the batches again to measure distances that neither rules nor `decode` record.
+        """Decode the batches again to measure the total variation to the target, where no rule measures it.
 
         Returns:
-            `tv`: mean and maximum total variation to the target, for lossy drafters. `overlap`: 1 minus the
-            total variation between the chains of a draft model of vectors and the target's. A value that
-            does not apply, or that a rule already measures, is left out.
+            `tv`: mean and maximum, for drafters whose nodes lack part of the model's context; {} for others,
+            and for models without raster order.
         """
-        target: Any = self.pipe.target
-        is_lossy = needs_meter(self.accelerator) and not target.by_blocks  # those have no raster order
-        is_vectors = bool(target.vector_size)
-        if not is_lossy and not (is_vectors and count_parameters(self.accelerator)):
+        if self.accelerator.drafter.exactness != "lossy" or self.pipe.target.by_blocks:
             return {}
-        overlap, finished = OverlapMeter(), []
-        for batch in batches:
-            variation = VariationMeter()
-            call = prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings)
-            for step in call.rounds(is_watched=True):
-                overlap.watch(step)
-                if is_lossy:
-                    variation.watch(step)
-            if is_lossy:
-                variation.finish(call.calls[-1])
-            finished.append(call.calls[-1].stats)
-        stats = merge_stats(finished)
-        found: Json = {}
-        if is_lossy and stats.tv_mean is not None:
-            found["tv"] = {"mean": stats.tv_mean, "max": stats.tv_max}
-        if overlap.mean is not None:
-            found["overlap"] = overlap.mean
-        return found
+        prepared = (
+            prepare_images(self.enter(), batch, seeds=seeds_of(batch, seed), **settings) for batch in batches
+        )
+        stats = merge_stats([measure_variation(each) for each in prepared])
+        return {} if stats.tv_mean is None else {"tv": {"mean": stats.tv_mean, "max": stats.tv_max}}
 
 
 def contender(pipe: AnyPipeline, name: str, **options: object) -> Contender:
@@ -289,12 +272,8 @@ def decode_images(
     """Draw all prompts or classes of a batch together, with one seed for each."""
     prompt, what = subject_of(batch)
     output = pipe(prompt, **what, seed=list(seeds), batch_size=len(batch), **settings)
-    return Decoded(list(map(as_list, output.tokens)), [output.stats], output.decode_seconds, output.images)
-
-
-def as_list(row: Tensor | list[Any]) -> list[Any]:
-    """Tokens of an image as a list of ids or of vectors."""
-    return list(row.tolist()) if isinstance(row, Tensor) else row
+    tokens = [row.tolist() if isinstance(row, Tensor) else row for row in output.tokens]  # vectors, or ids
+    return Decoded(tokens, [output.stats], output.decode_seconds, output.images)
 
 
 def prepare_images(pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], **settings: Any) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.registry import did_you_mean, require_known
 from mmspec.scenes import (
     CAPTION_PROMPTS,
     DESCRIPTION_PROMPTS,
@@ -93,8 +93,7 @@ def scene_examples(task: str, count: int, seed: int = 0) -> list[Example]:
     Raises:
         InputError: an unknown task, or a number of examples out of range.
     """
-    if task not in TASKS:
-        raise InputError("task", task, did_you_mean(task, TASKS))
+    require_known("task", task, TASKS)
     _check_held_out(count, seed, FIRST_SEED)
     kinds = ("caption", "describe", "question") if task == "mixed" else (task,)
     return [

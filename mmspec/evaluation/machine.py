@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
@@ -28,14 +28,10 @@ from mmspec.errors import CheckpointError, UnsupportedModelError
 from mmspec.evaluation.recommendation import recommend
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.open_types import Json
-from mmspec.plugins import family_of, load, register_families
+from mmspec.plugins import Method, family_of, load, register_families
 from mmspec.targets.admission import check_model
 from mmspec.targets.memory import cached_bytes, measure_states
-
-if TYPE_CHECKING:
-    import torch
-
-    from mmspec.plugins import Method
+from mmspec.transformers_versions import describe
 
 __all__ = ["OPTIONAL", "REQUIRED", "environment", "examine", "examine_model"]
 
@@ -66,7 +62,7 @@ def examine(accelerators: Mapping[str, Method]) -> Json:
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": [_noted(_package(name, "needed", "pip install mmspec")) for name in REQUIRED],
+        "packages": [_package(name, "needed", "pip install mmspec") for name in REQUIRED],
         "optional": [_package(name, *what) for name, what in OPTIONAL.items()],
         "devices": _devices(),
         "kernels": _kernels(),
@@ -76,9 +72,6 @@ def examine(accelerators: Mapping[str, Method]) -> Json:
 
 def environment(device: torch.device, dtype: torch.dtype) -> Json:
     """Device, dtype and versions, for records of measurements."""
-    import torch
-    import transformers
-
     on_gpu = device.type == "cuda"
     return {
         "dtype": str(dtype).removeprefix("torch."),
@@ -93,32 +86,15 @@ def environment(device: torch.device, dtype: torch.dtype) -> Json:
 
 
 def _package(name: str, purpose: str, remedy: str) -> Json:
-    version: str | None
     try:
-        version, remedy_needed = importlib.metadata.version(name), None
+        version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        version, remedy_needed = None, remedy
-    return {
-        "name": name,
-        "ok": version is not None,
-        "version": version,
-        "for": purpose,
-        "remedy": remedy_needed,
-    }
-
-
-def _noted(package: Json) -> Json:
-    """Add a note on the version of transformers."""
-    if package["name"] != "transformers" or not package["ok"]:
-        return package
-    from mmspec.transformers_versions import describe
-
-    return package | {"note": describe(package["version"])}
+        return {"name": name, "ok": False, "version": None, "for": purpose, "remedy": remedy}
+    found: Json = {"name": name, "ok": True, "version": version, "for": purpose, "remedy": None}
+    return found | ({"note": describe(version)} if name == "transformers" else {})
 
 
 def _devices() -> list[Json]:
-    import torch
-
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     detail = f"{processor_name()}, usable cores: {cores}, torch threads: {torch.get_num_threads()}"
     devices = [{"name": "cpu", "ok": True, "detail": detail}]
@@ -144,8 +120,6 @@ def _devices() -> list[Json]:
 
 def _kernels() -> list[Json]:
     """The ops of `mmspec.kernels`, with their backend on this device."""
-    import torch
-
     from mmspec import kernels
     from mmspec.kernels.backend import explain_backend
 

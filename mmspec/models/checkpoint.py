@@ -411,6 +411,11 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel)
         raise CheckpointError("tokenizer", f"token ids up to {largest}", rule)
 
 
+def tokenizer_of(processor: Processor) -> Processor:
+    """Return the tokenizer of a processor, or the tokenizer itself."""
+    return getattr(processor, "tokenizer", processor)
+
+
 def check_same_tokenizer(
     target: PreTrainedTokenizerBase, draft: PreTrainedTokenizerBase, source: str
 ) -> None:

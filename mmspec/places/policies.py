@@ -18,7 +18,7 @@ from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.validation import is_integer, require_number
 
 __all__ = ["PlaceRule", "Places", "draw_anew", "entropy", "places_of", "rank", "within"]
@@ -137,8 +137,7 @@ class PlaceRule(Rule[Block]):
         require_number("remask_below", self.remask_below, 0.0, 1.0, "must be from 0 (never) to 1")
         if not isinstance(self.end_cut, bool):
             raise InputError("end_cut", self.end_cut, "must be True or False")
-        if self.fallback not in FALLBACKS:
-            raise InputError("fallback", self.fallback, did_you_mean(self.fallback, FALLBACKS))
+        require_known("fallback", self.fallback, FALLBACKS)
 
     @abstractmethod
     def choose(self, places: Places) -> Tensor:

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.scenes.world import (
     COLOURS,
     SHAPES,
@@ -136,8 +136,7 @@ class _Reference:
 
 def ask(scene: Scene, kind: str, rng: np.random.Generator) -> Question | None:
     """Sample a question of one kind; None if the scene allows none (relations need two objects)."""
-    if kind not in _ASKERS:
-        raise InputError("kind", kind, did_you_mean(kind, KINDS))
+    require_known("kind", kind, KINDS)
     asked = _ASKERS[kind](scene, rng)
     return None if asked is None else Question(kind, *asked)
 

@@ -26,10 +26,11 @@ from mmspec.models.checkpoint import (
     load_config,
     load_model,
     load_processor,
+    tokenizer_of,
 )
 from mmspec.open_types import Json
 from mmspec.targets import CausalTarget, adapt
-from mmspec.training.data.conversations import ConversationRows, tokenizer_of
+from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
 from mmspec.training.data.states import StoredStates
@@ -129,7 +130,11 @@ def train_draft_model(
     )
     if not isinstance(source, ConversationRows):
         raise InputError("data", type(source).__name__, "must be conversations")
-    model: Any = shortened(teacher.model, layers) if layers else load_start(str(start), accelerator.device)
+    if layers:
+        model: Any = shortened(teacher.model, layers)
+    else:
+        config, where = load_config(str(start), argument="start"), {"": accelerator.device}
+        model = load_model(str(start), config, argument="start", dtype=torch.float32, device_map=where)
     nn.Module.requires_grad_(model, False)
     for part in (model.get_decoder(), model.get_output_embeddings()):
         part.requires_grad_(True)
@@ -233,12 +238,6 @@ def check_start(target: str | Path, start: str | Path) -> int:
 def sees(config: PreTrainedConfig) -> bool:
     """Whether a config belongs to a vision-language model."""
     return type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
-
-def load_start(source: str, device: torch.device) -> PreTrainedModel:
-    """Load a draft model in single precision."""
-    config = load_config(source, argument="start")
-    return load_model(source, config, argument="start", dtype=torch.float32, device_map={"": device})
 
 
 def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:

@@ -15,7 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from mmspec.core.interfaces import Drafter
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.plugins import HEADS, Head
-from mmspec.registry import did_you_mean
+from mmspec.registry import did_you_mean, require_known
 from mmspec.targets import CausalTarget
 from mmspec.training.losses.base import DrafterLoss
 
@@ -110,8 +110,7 @@ def check_method(name: str, settings: Mapping[str, object]) -> None:
         InputError: the method does not exist; the message names the nearest.
         UnknownArgumentError: the method does not have a setting.
     """
-    if name not in RECIPES:
-        raise InputError("method", name, did_you_mean(name, RECIPES))
+    require_known("method", name, RECIPES)
     known = RECIPES[name].of_head() | RECIPES[name].of_learner()
     for setting in settings:
         if setting not in known:

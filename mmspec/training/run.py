@@ -116,7 +116,7 @@ class Training:
         out: the folder to write.
         options: the caller's options.
         minutes: default length.
-        batch_size, checkpoint_s, check_s: defaults of the options; see `RunOptions`.
+        batch_size, check_s: defaults of the options; see `RunOptions`.
         accumulate, log_dir: see `open_accelerator`; the run is logged under the folder's name.
 
     Attributes:
@@ -134,7 +134,6 @@ class Training:
         *,
         minutes: float,
         batch_size: int,
-        checkpoint_s: float = 60.0,
         check_s: float = 60.0,
         accumulate: int = 1,
         log_dir: Path | None = None,
@@ -149,7 +148,7 @@ class Training:
         if self.minutes is not None and self.minutes <= 0:
             raise InputError("minutes", self.minutes, "must be more than 0")
         self.seed, self.batch_size = options.get("seed", 0), options.get("batch_size", batch_size)
-        self.checkpoint_s = options.get("checkpoint_s", checkpoint_s)
+        self.checkpoint_s = options.get("checkpoint_s", 60.0)
         self.check_s, self.on_step = options.get("check_s", check_s), options.get("on_step")
         if (threads := options.get("threads")) is not None:
             torch.set_num_threads(threads)

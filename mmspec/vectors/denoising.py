@@ -8,10 +8,7 @@ the chains (acceptance rules of this package; De Bortoli et al., 2501.05370, on 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -22,95 +19,12 @@ from mmspec.core.draft import Tree
 from mmspec.core.once import once
 from mmspec.core.random_stream import Purpose, RandomStream, box_muller
 from mmspec.errors import InputError
+from mmspec.vectors.denoising_head.head import DenoisingHead, DenoisingProcess
+from mmspec.vectors.denoising_head.schedule import DenoisingSchedule
 
-__all__ = [
-    "Denoising",
-    "DenoisingProcess",
-    "DenoisingSource",
-    "StepSchedule",
-    "log_likelihood",
-    "require_noise",
-    "run_chain",
-    "with_steps",
-]
+__all__ = ["Denoising", "log_likelihood", "require_noise"]
 
 NORM_EPS = 1e-6
-
-
-class DenoisingProcess(Protocol):
-    """Transitions of M chains, each with its own condition.
-
-    Attributes:
-        steps: number of transitions S.
-        size: d of a state.
-        is_noisy: whether every step adds noise, so that chains have a density.
-        has_fixed_noise: whether the deviations of the steps are independent of condition and state.
-    """
-
-    steps: int
-    size: int
-    is_noisy: bool
-    has_fixed_noise: bool
-
-    def run(self, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Run the chains, as `run_chain`."""
-        return run_chain(self.advance, noise, known)
-
-    def advance(self, x: Tensor, step: int, noise: Tensor) -> Tensor:
-        """Draw the state [M, d] after x [M, d] at a step, with noise [M, d]."""
-        mean, std = self.transition(x, step)
-        return mean + std * noise
-
-    def transition(self, x: Tensor, step: int) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation [M, d] of the state after x [M, d] at a step."""
-        ...
-
-    def transitions(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """Means and deviations [M, S, d] after states [M, S, d], the s-th at step s, by one network call."""
-        ...
-
-    def select(self, rows: Tensor) -> DenoisingProcess:
-        """Return the chains of rows [K]."""
-        ...
-
-
-class StepSchedule(Protocol):
-    """Schedule of the steps of a denoising head: a frozen dataclass with tables, of the head's own type."""
-
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
-    @property
-    def steps(self) -> int: ...
-
-    def __hash__(self) -> int: ...
-
-
-@lru_cache(maxsize=1024)
-def with_steps(schedule: StepSchedule, steps: int) -> StepSchedule:
-    """Return a schedule with another number of steps, cached so that its tables are kept."""
-    return replace(schedule, steps=steps)
-
-
-class DenoisingSource(Protocol):
-    """Denoising head of a model."""
-
-    def process(
-        self,
-        condition: Tensor,
-        unconditional: Tensor | None,
-        scale: float | Tensor,
-        temperature: float | Tensor,
-        schedule: Any,
-    ) -> DenoisingProcess:
-        """Set up M chains.
-
-        Args:
-            condition: [M, D].
-            unconditional: [M, D] of the unconditional prompt; None without guidance.
-            scale: guidance scale, a number or [M, 1].
-            temperature: factor of the deviations, a number or [M, 1].
-            schedule: for the head's kind.
-        """
 
 
 @dataclass(frozen=True)
@@ -128,8 +42,8 @@ class Denoising(Continuous):
             NextStep-1.1 (`stepfun-ai/NextStep-1, nextstep/models/pipeline_nextstep.py`, `use_norm`).
     """
 
-    source: DenoisingSource
-    schedule: StepSchedule
+    source: DenoisingHead
+    schedule: DenoisingSchedule
     condition: Tensor
     unconditional: Tensor | None
     scale: float | Tensor
@@ -204,29 +118,6 @@ class Denoising(Continuous):
 
     def is_finite(self) -> Tensor:
         return self.condition.isfinite().all(-1)
-
-
-def run_chain(
-    advance: Callable[[Tensor, int, Tensor], Tensor],
-    noise: Tensor,
-    known: tuple[Tensor, Tensor] | None = None,
-) -> Tensor:
-    """Run chains of M values, and return all their states [M, S + 1, d].
-
-    Args:
-        advance: draws the next states [M, d], given the states, the step and its noise [M, d].
-        noise: [M, S + 1, d] the first state, then the noise of every step.
-        known: states [M, S + 1, d], and [M, S + 1] which of them are taken instead of drawn.
-    """
-    states = list[Tensor]()
-    for index in range(noise.shape[1]):
-        state = noise[:, index]
-        if index:
-            state = advance(states[-1], index - 1, state)
-        if known is not None:
-            state = torch.where(known[1][:, index, None], known[0][:, index], state)
-        states.append(state)
-    return torch.stack(states, 1)
 
 
 def require_noise(process: DenoisingProcess) -> None:

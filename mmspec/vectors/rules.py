@@ -20,7 +20,7 @@ from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.trees.verification import ChainRejection, place_uniforms, sampled_distribution
 from mmspec.validation import is_integer, require_number
 from mmspec.vectors.denoising import Denoising, require_noise
@@ -164,9 +164,7 @@ class CSpD(LastStep):
         require_number(
             "temperature", self.temperature, 0.0, 1e4, "must be above 0 (1 is exact)", open_below=True
         )
-        if self.variance_factor not in VARIANCE_FACTORS:
-            known = did_you_mean(self.variance_factor, VARIANCE_FACTORS)
-            raise InputError("variance_factor", self.variance_factor, known)
+        require_known("variance_factor", self.variance_factor, VARIANCE_FACTORS)
         tries = self.max_tries
         if tries is not None and (not is_integer(tries) or not 1 <= tries <= MAX_TRIES):
             rule = f"must be an integer from 1 to {MAX_TRIES:,}, or None for no limit"

@@ -14,10 +14,10 @@ from mmspec.core.interfaces import AnyDraft
 from mmspec.core.processors import History
 from mmspec.core.rows import named
 from mmspec.core.sampling import RowSettings, check_setting, read_setting, values_of
-from mmspec.errors import InputError
 from mmspec.kernels.sampling import of_rows
-from mmspec.registry import did_you_mean
-from mmspec.vectors.denoising import Denoising, DenoisingSource, StepSchedule
+from mmspec.registry import require_known
+from mmspec.vectors.denoising import Denoising
+from mmspec.vectors.denoising_head import DenoisingHead, DenoisingSchedule
 
 __all__ = ["DenoisingSampler"]
 
@@ -46,8 +46,8 @@ class DenoisingSampler(RowSettings):
 
     row_fields = named("guidance_scale")
 
-    source: DenoisingSource
-    schedule: StepSchedule
+    source: DenoisingHead
+    schedule: DenoisingSchedule
     temperature: float | Sequence[float] = 1.0
     guidance_scale: float | Sequence[float] = 1.0
     guidance_schedule: str = "constant"
@@ -59,9 +59,7 @@ class DenoisingSampler(RowSettings):
         object.__setattr__(self, "temperature", temperature)
         scale = read_setting("guidance_scale", self.guidance_scale, check_setting)
         object.__setattr__(self, "guidance_scale", scale)
-        if self.guidance_schedule not in GUIDANCE_SCHEDULES:
-            known = did_you_mean(self.guidance_schedule, GUIDANCE_SCHEDULES)
-            raise InputError("guidance_schedule", self.guidance_schedule, known)
+        require_known("guidance_schedule", self.guidance_schedule, GUIDANCE_SCHEDULES)
 
     def of_model(self, model: Any) -> Self:
         """Return these settings for another model with the `Target` interface, with its own head."""
@@ -101,7 +99,7 @@ class DenoisingSampler(RowSettings):
         last = self.length - 1
         return (after.clamp_max(last) if isinstance(after, Tensor) else min(after, last)) / self.length
 
-    def schedule_of(self, draft: AnyDraft) -> StepSchedule:
+    def schedule_of(self, draft: AnyDraft) -> DenoisingSchedule:
         """Return the schedule of the head's steps for a draft."""
         return self.schedule
 

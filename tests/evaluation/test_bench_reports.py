@@ -53,6 +53,9 @@ def test_a_report_holds_everything_and_nothing_of_a_prompt_runs():
     assert "<script>alert" not in page
     for word in ("&lt;script&gt;", "a &amp; b", "a&lt;b |", f"{found[1].speedup:.2f}x ("):
         assert word in page
+    table = page.partition("<table>")[2].partition("</table>")[0]
+    assert table.count("<tr>") == 3 and table.count("<td>") == 2 * table.count("<th ")
+    assert "tokens/pass</button>" in table and f"<td>{found[1].acceptance_length:.2f}" in table
     assert page.count("<img") == 3 + 1 + 2  # plots, the input, two images that were drawn
     for word in ("http:", "https:", "<link", "@import", 'src="/'):
         assert word not in page

@@ -13,6 +13,7 @@ from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import sample_scene
 from mmspec.scenes.render import render
+from reference import autoencoder, diffusion, image, latents, parallel, reader, smol, smol_replies, vq
 from reference.diffusion import DiffusionLoss, Layout, blocks_layout, convert, train_diffusion
 from reference.processors import build_processor
 from reference.vlm_model import SHAPES_BY_SIZE, build_model
@@ -28,6 +29,11 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return folder
+
+
+def test_no_two_trainings_draw_the_same_scenes() -> None:
+    keys = [each.STAGE for each in (reader, vq, image, latents, autoencoder, parallel, diffusion)]
+    assert len({*keys, smol.WORDS_SEEDS, smol.SPEECH_SEEDS, smol_replies.STAGE}) == len(keys) + 3
 
 
 def sequence() -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from mmspec.errors import InputError
 from mmspec.scenes import CANVAS, HELD_OUT_SEEDS, training_seeds
-from reference.cards import write_vlm_card
+from reference.cards import write_card
 from reference.processors import build_hybrid_processor, build_processor
 from reference.vlm import train_vlm
 from reference.vlm_data import QUESTIONS_PER_SCENE, conversation_batch, patch_batch
@@ -52,10 +52,14 @@ def test_a_trained_folder_loads_as_any_other_and_scores_and_card_come_from_it_al
     scores = score_vlm(folder, scenes=3, descriptions=False)
     assert scores["captions"] == 0, "a model trained for seconds cannot caption"
     assert 0 <= scores["answers"] <= 1 and scores["questions"] == 12
-    card = write_vlm_card(folder, scores, "python -m reference evaluate vlm tiny").read_text()
     record = json.loads((folder / "training.json").read_text())
     assert record["stages"][1]["steps"] == 30
-    assert "| captions without an error | 0.0 % |" in card and record["command"] in card
+    own, limits = "# Tiny\n\nA model.\n\n", "## Limits\n\nIt knows nothing.\n"
+    (folder / "README.md").write_text(f"{own}## Figures\n\nold\n\n## Training\n\nold\n\n{limits}")
+    for share in ("0.1 %", "0.0 %"):
+        card = write_card(folder, "3 scenes", ("", "right"), [("captions", share)], "evaluate").read_text()
+    assert card.startswith(own) and card.endswith(limits) and "old" not in card and "| 0.1 % |" not in card
+    assert "| captions | 0.0 % |" in card and record["command"] in card
 
 
 @pytest.mark.parametrize("size", ["tiny", "tiny-hybrid"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -19,11 +19,24 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.statistics import DecodingStats
 from mmspec.families.mar.cells import CellOrderDrafter
 from mmspec.families.mar.target import MARSampler, MARTarget
-from mmspec.vectors.denoising import DenoisingProcess
+from mmspec.vectors.denoising_head.head import run_chain
+
+
+class ChainProcess:
+    """Base of chains with the interface of `DenoisingProcess`."""
+
+    transition: Callable[[Tensor, int], tuple[Tensor, Tensor]]
+
+    def run(self, noise: Tensor, known: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        return run_chain(self.advance, noise, known)
+
+    def advance(self, x: Tensor, step: int, noise: Tensor) -> Tensor:
+        mean, std = self.transition(x, step)
+        return mean + std * noise
 
 
 @dataclass
-class Chain(DenoisingProcess):
+class Chain(ChainProcess):
     """Chains towards a mean: each state keeps a share of its distance to it, and gets noise."""
 
     mean: Tensor

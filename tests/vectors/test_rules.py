@@ -25,10 +25,11 @@ from mmspec.methods.draft_model.vectors import VectorModelDrafter
 from mmspec.targets.causal import CausalState
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.trees.rejection import SpeculativeSampling
-from mmspec.vectors.denoising import Denoising, DenoisingProcess, log_likelihood
+from mmspec.vectors.denoising import Denoising, log_likelihood
 from mmspec.vectors.rules import CSpD, LastStep, Reflection, SharedNoise, reflect
 from mmspec.vectors.sampling import DenoisingSampler
 from tests.contracts.running import as_request, fan_out
+from tests.vectors.fields import ChainProcess
 
 SIZE, ROWS, LENGTH, STEPS = 2, 3_000, 3, 3
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
@@ -136,7 +137,7 @@ def statistics(vectors: Tensor) -> dict[str, Tensor]:
 
 
 @dataclass
-class ToyProcess(DenoisingProcess):
+class ToyProcess(ChainProcess):
     """Chains that move to the condition's mean in equal parts, with noise."""
 
     mean: Tensor

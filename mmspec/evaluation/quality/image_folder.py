@@ -236,15 +236,14 @@ def draw_images(
     folder: str | Path,
     *,
     seed: int = 0,
-    first: int = 0,
     batch_size: int = 1,
     settings: Keywords | None = None,
     on_images: Callable[[int], None] = lambda count: None,
 ) -> list[DecodingStats]:
     """Generate images into a folder: `00000.png` onwards, with one line each in `images.jsonl`.
 
-    Image i has the seed `seed + i`, independent of its batch, so that separate calls can draw parts of a set,
-    each from number `first` onwards. `on_images` is called after each batch with its number of images.
+    Image i has the seed `seed + i`, independent of its batch. `on_images` is called after each batch with its
+    number of images.
 
     Returns:
         Decoding statistics of each batch.
@@ -258,7 +257,7 @@ def draw_images(
         with (folder / LINES).open("a", encoding="utf-8") as lines:
             for start in range(0, len(asked), batch_size):
                 part = asked[start : start + batch_size]
-                numbers = range(first + start, first + start + len(part))
+                numbers = range(start, start + len(part))
                 output = _draw(pipe, part, [seed + number for number in numbers], settings or {})
                 stats.append(output.stats)
                 for number, (prompt, _), image, tokens in zip(

@@ -24,7 +24,7 @@ from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, w
 from mmspec.evaluation.quality.reference_statistics import Reference
 from mmspec.evaluation.speed.timing import Decoded
 from mmspec.open_types import Processor
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 
 __all__ = [
     "DISTANCES",
@@ -61,8 +61,7 @@ def chosen_metrics(names: str | None) -> tuple[list[str], bool]:
         return [name for name in METRICS if name != "clip_score"], False
     asked = [name.strip() for name in names.split(",")]
     for name in asked:
-        if name not in METRICS:
-            raise InputError("--metrics", name, did_you_mean(name, METRICS))
+        require_known("--metrics", name, METRICS)
     return [name for name in METRICS if name in asked or name in ALWAYS], True
 
 

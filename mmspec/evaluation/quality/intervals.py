@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.errors import InputError
 from mmspec.open_types import Json
 
 __all__ = ["GROUPS", "Estimate", "as_share", "jackknife", "jsonable", "proportion", "within"]
@@ -50,14 +49,9 @@ def jackknife(
 
     Args:
         statistic: maps row indices [m] to a fixed number of statistics.
-        count: number of rows.
+        count: number of rows, at least 3.
         groups: the most groups; row i is in group i mod groups.
-
-    Raises:
-        InputError: fewer than three rows.
     """
-    if count < 3:
-        raise InputError("rows", count, "must be at least 3 for an interval")
     groups = min(groups, count)
     rows = torch.arange(count)
     values = statistic(rows)
@@ -88,13 +82,7 @@ def within(estimate: Estimate, least: float, most: float) -> Estimate:
 
 
 def proportion(right: float, count: int) -> Estimate:
-    """A share with Wilson's score interval (JASA 22, 1927), which has a width even for shares of 0 and 1.
-
-    Raises:
-        InputError: `count` is below 1, or `right` is not between 0 and `count`.
-    """
-    if not 0 <= right <= count or count < 1:
-        raise InputError("count", (right, count), "must be at least 1, and not below the number of successes")
+    """A share with Wilson's score interval (JASA 22, 1927), which has a width even for shares of 0 and 1."""
     share, z2 = right / count, NORMAL_QUANTILE**2
     middle = (share + z2 / (2 * count)) / (1 + z2 / count)
     margin = (z2 * (share * (1 - share) / count + z2 / (4 * count**2))) ** 0.5 / (1 + z2 / count)

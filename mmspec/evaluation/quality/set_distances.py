@@ -1,6 +1,7 @@
 """Distances between sets of images, and scores of one set, on the features of any network.
 
-All are pure functions of features. The tests compare most of them with torch-fidelity.
+All are pure functions of features, whose number `missing_for` of `image_scores` checks. The tests compare
+most with torch-fidelity.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mmspec.errors import InputError
 from mmspec.evaluation.quality.image_folder import Moments
 from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife, within
 
@@ -32,12 +32,8 @@ def kernel_distance(one: Tensor, reference: Tensor) -> Estimate:
     jackknife overestimates variance), and in fewer for one-dimensional features.
 
     Args:
-        one, reference: [n, d] features of one network; row i of both is for prompt i.
-
-    Raises:
-        InputError: fewer than three rows, or different shapes.
+        one, reference: [n, d] features of one network, n >= 3; row i of both is for prompt i.
     """
-    _check_pair(one, reference, "kid", 3)
     one, other = one.double(), reference.double()
     across = _kernel(one, other)
     pairs = (_kernel(one, one) + _kernel(other, other) - across - across.T).fill_diagonal_(0.0)
@@ -52,12 +48,6 @@ def _kernel(one: Tensor, other: Tensor) -> Tensor:
     return (one @ other.T / one.shape[1] + 1) ** 3
 
 
-def _check_pair(one: Tensor, reference: Tensor, metric: str, least: int) -> None:
-    if one.shape != reference.shape or one.dim() != 2 or len(one) < least:
-        rule = f"needs equally many images in both sets (see --n), at least {least}"
-        raise InputError(metric, f"{len(one)} images against {len(reference)}", rule)
-
-
 def frechet_distance(one: Tensor, reference: Tensor | Moments) -> Estimate:
     """Frechet distance (FID; Heusel et al., 1706.08500) between two sets of features.
 
@@ -65,18 +55,10 @@ def frechet_distance(one: Tensor, reference: Tensor | Moments) -> Estimate:
     published mean and covariance is unknown.
 
     Args:
-        one: [n, d] features.
+        one: [n, d] features, n > d: otherwise a covariance is singular, and the distance depends more on the
+            number of images than on the images.
         reference: [n, d] features, or moments.
-
-    Raises:
-        InputError: the sets differ in number, or there are not more images than features: a covariance is
-            then singular, and the distance depends more on the number of images than on the images.
     """
-    count, width = one.shape
-    if isinstance(reference, Tensor):
-        _check_pair(one, reference, "fid", 3)
-    if count <= width:
-        raise InputError("fid", f"{count} images", f"needs more images than the network's {width} features")
 
     def distance(rows: Tensor) -> list[float]:
         mine = moments_of(one[rows])
@@ -85,7 +67,7 @@ def frechet_distance(one: Tensor, reference: Tensor | Moments) -> Estimate:
         shared = torch.linalg.eigvalsh(other.root @ mine.covariance @ other.root).clamp(min=0).sqrt().sum()
         return [float(apart @ apart + mine.covariance.trace() + other.covariance.trace() - 2 * shared)]
 
-    return within(jackknife(distance, count)[0], 0.0, float("inf"))
+    return within(jackknife(distance, len(one))[0], 0.0, float("inf"))
 
 
 def moments_of(features: Tensor) -> Moments:
@@ -118,13 +100,9 @@ def neighbour_scores(one: Tensor, reference: Tensor) -> dict[str, Estimate]:
     Needs memory for three matrices [n, n] of doubles.
 
     Args:
-        one, reference: [n, d] features.
-
-    Raises:
-        InputError: the sets differ in number, or have too few images for the neighbours.
+        one, reference: [n, d] features, n >= 12, so that rows without a group have enough neighbours.
     """
     count = len(one)
-    _check_pair(one, reference, "precision_recall", 2 * (DENSITY_NEIGHBOURS + 1))
     one, reference = one.double(), reference.double()
     own, among, across = torch.cdist(one, one), torch.cdist(reference, reference), torch.cdist(one, reference)
 

@@ -19,7 +19,7 @@ from mmspec.errors import InputError, MissingDependencyError
 from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
 from mmspec.evaluation.prompt_files import json_rows, read_prompt_file
 from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, within
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.scenes import caption, questions, sample_scene
 from mmspec.text_file import read_text
 
@@ -98,8 +98,7 @@ def chosen_metrics(names: str | None, default: Sequence[str]) -> list[str]:
     """
     asked = list(default) if names is None else [name.strip() for name in names.split(",")]
     for name in asked:
-        if name not in PACKAGES:
-            raise InputError("--metrics", name, did_you_mean(name, METRICS))
+        require_known("--metrics", name, METRICS)
         package = PACKAGES[name]
         if package is not None and importlib.util.find_spec(package) is None:
             needs = package.replace("_", "-")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import BytesIO, StringIO
@@ -13,6 +13,7 @@ from PIL import Image
 from rich.console import Console, RenderableType
 
 from mmspec.evaluation.speed.record import Record
+from mmspec.evaluation.speed.report import COLUMNS, IMAGE_COLUMNS
 from mmspec.evaluation.speed.timing import BASELINE, PEER
 from mmspec.evaluation.tables import check_plot
 from mmspec.media.images import data_url
@@ -192,8 +193,8 @@ for (const button of document.querySelectorAll("th button")) button.onclick = ()
     || head.getAttribute("aria-sort") === "ascending";
   for (const other of head.parentElement.cells) other.removeAttribute("aria-sort");
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
-  const key = row => row.cells[place].dataset.value;
-  const order = (a, b) => place ? key(a) - key(b) : key(a).localeCompare(key(b));
+  const key = row => row.cells[place].textContent, number = row => parseFloat(key(row)) || 0;
+  const order = (a, b) => place ? number(a) - number(b) : key(a).localeCompare(key(b));
   body.append(...[...body.rows].sort((a, b) => down ? order(b, a) : order(a, b)));
 };
 """
@@ -262,47 +263,21 @@ def settings_list(settings: Mapping[str, object]) -> str:
     return f"<dl class='settings'>{pairs}</dl>"
 
 
-#: Header, value to sort by, and how it is shown; a column without any value is left out.
-COLUMNS: Sequence[tuple[str, Callable[[Record], float | None], Callable[[float], str]]] = (
-    ("speed-up", lambda one: one.speedup, "{:.2f}x".format),
-    ("95 % interval, low", lambda one: (one.speedup_interval or (None,))[0], "{:.2f}".format),
-    ("95 % interval, high", lambda one: (one.speedup_interval or (None,))[-1], "{:.2f}".format),
-    ("decoding alone", lambda one: one.decode_speedup, "{:.2f}x".format),
-    ("tokens per forward pass", lambda one: one.acceptance_length, "{:.2f}".format),
-    ("forward passes", lambda one: one.target_forwards, "{:d}".format),
-    ("tokens per second", lambda one: one.tokens_per_second, "{:.1f}".format),
-    ("identical outputs", lambda one: one.identical, "{:.0%}".format),
-    ("mean total variation", lambda one: (one.tv or {}).get("mean"), "{:.3f}".format),
-    ("kernel distance", lambda one: score_of(one, "kid"), "{:.4g}".format),
-    ("correct attributes", lambda one: score_of(one, "attributes"), "{:.0%}".format),
-    ("time to first token, ms", lambda one: 1000 * one.time_to_first_token, "{:.0f}".format),
-    ("joules per token", lambda one: one.joules_per_token, "{:.3g}".format),
-    ("peak memory, MB", lambda one: one.peak_memory_bytes / 1e6, "{:.0f}".format),
-)
-
-
-def score_of(record: Record, name: str) -> float | None:
-    """Value of a score of a record's images, or None."""
-    return (record.quality or {}).get(name, {}).get("value")
-
-
 def results_table(records: Sequence[Record]) -> str:
-    """The records as an HTML table that a click on a header sorts."""
-    columns = [one for one in COLUMNS if any(one[1](record) is not None for record in records)]
-    heads = ["accelerator (promise)", *(header for header, _, _ in columns)]
-    head = "".join(f'<th scope="col"><button>{header}</button></th>' for header in heads)
+    """All columns of the text tables as an HTML table that a click on a header sorts."""
+    columns = IMAGE_COLUMNS if any(one.pixel_seconds for one in records) else COLUMNS
+    texts = {header.replace("/\n", "/"): [show(one) for one in records] for header, show, _ in columns[1:]}
+    texts = {header: cells for header, cells in texts.items() if {*cells} != {"-"}}
+    heads = "".join(
+        f'<th scope="col"><button>{one}</button></th>' for one in ("accelerator (promise)", *texts)
+    )
     rows = []
-    for record in records:
-        name, colour = escape(record.accelerator), PROMISE_COLOURS[promise_of(record.exactness)]
-        cells = (
-            f'<td data-value="{name}"><i style="background: {colour}"></i>{name} ({escape(record.exactness)})'
-        )
-        for _, value_of, shown in columns:
-            value = value_of(record)
-            cells += '<td data-value="-1">-' if value is None else f'<td data-value="{value}">{shown(value)}'
-        rows.append(f"<tr>{cells}</tr>")
+    for record, cells in zip(records, zip(*texts.values(), strict=True), strict=True):
+        colour, name = PROMISE_COLOURS[promise_of(record.exactness)], escape(record.accelerator)
+        first = f'<td><i style="background: {colour}"></i>{name} ({escape(record.exactness)})'
+        rows.append(f"<tr>{first}{''.join(f'<td>{cell}' for cell in cells)}</tr>")
     return (
-        f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f'<div class="scroll" tabindex="0"><table><thead><tr>{heads}</tr></thead>'
         f"<tbody>{''.join(rows)}</tbody></table></div>"
     )
 

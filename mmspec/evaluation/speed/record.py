@@ -60,8 +60,6 @@ class Record:
         over_plain: ratios of plain decoding's seconds on the same prompts in the same repeat: `median`, and
             quartiles `low` and `high`.
         over_generate: the same for transformers' plain `generate`; None if it did not run.
-        overlap: 1 minus the total variation between the chains of draft and target, the largest acceptance
-            rate of a rule that verifies whole chains; None for chains without a density.
         quality: scores of the images (`score_images`) by name, each with `value`, `low` and `high`; distances
             are to images of plain decoding with other seeds. None if images were not scored.
         category: the group of examples; empty for all of them.
@@ -103,7 +101,6 @@ class Record:
     joules_per_token: float | None = None
     over_plain: dict[str, float] | None = None
     over_generate: dict[str, float] | None = None
-    overlap: float | None = None
     quality: dict[str, dict[str, float]] | None = None
     category: str = ""
     own: Keywords = field(default_factory=dict)

@@ -13,7 +13,7 @@ from mmspec.evaluation.speed.record import Record
 from mmspec.evaluation.speed.timing import BASELINE
 from mmspec.evaluation.tables import figures
 
-__all__ = ["bench_report", "image_report", "peer_table"]
+__all__ = ["COLUMNS", "IMAGE_COLUMNS", "bench_report", "image_report", "peer_table"]
 
 PARTS_EXPLAINED = (
     "prompt: prefill; target: scoring; draft: the drafter; verify: sampler, acceptance rule and commit; "
@@ -188,12 +188,12 @@ def _category_table(records: Sequence[Record], wide: bool) -> Table:
 def _quality_table(records: Sequence[Record], wide: bool) -> RenderableType:
     """Render the scores of the images; a star marks settings that were not searched."""
     names = list(records[0].quality or {})
-    counts = ("overlap", "rejections\nper image") if wide else ()
+    counts = ("rejections\nper image",) if wide else ()
     columns = ("accelerator", *counts, *(name.replace("_", "\n") for name in names))
     rows = [
         (
             record.accelerator + ("" if "searched" in record.own or record.accelerator == BASELINE else " *"),
-            *([_or_dash(record.overlap), f"{record.rollbacks / record.samples:.1f}"] if wide else []),
+            *([f"{record.rollbacks / record.samples:.1f}"] if wide else []),
             *(
                 "{value:.3g} ({low:.3g} to {high:.3g})".format(**each)
                 for each in (record.quality or {}).values()

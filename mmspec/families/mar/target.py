@@ -22,8 +22,7 @@ from mmspec.open_types import Keywords
 from mmspec.targets.image_tokens import PromptPair
 from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.steps import CompiledForward
-from mmspec.vectors.denoising import StepSchedule, with_steps
-from mmspec.vectors.denoising_head import DenoisingHead, StepAnnealing
+from mmspec.vectors.denoising_head import DenoisingHead, DenoisingSchedule, StepAnnealing
 from mmspec.vectors.sampling import DenoisingSampler
 
 __all__ = ["CellBlock", "ConditionReader", "MARSampler", "MARState", "MARTarget"]
@@ -63,11 +62,11 @@ class CellBlock(Block):
 class MARSampler(DenoisingSampler):
     """Sampling settings of a MAR: steps and guidance depend on the decided share of the image."""
 
-    def schedule_of(self, draft: CellBlock) -> StepSchedule:
+    def schedule_of(self, draft: CellBlock) -> DenoisingSchedule:
         if draft.annealing is None:
             return self.schedule
         steps = draft.annealing.steps(self.schedule.steps, draft.iteration, draft.iterations)
-        return with_steps(self.schedule, steps)
+        return self.schedule.with_steps(steps)
 
     def progress(self, draft: CellBlock, first: Tensor, like: Tensor) -> tuple[int | Tensor, int | Tensor]:
         return draft.before, draft.after

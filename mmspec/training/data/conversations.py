@@ -23,6 +23,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.media import load_image
 from mmspec.methods.copy.drafter import CopyDrafter
+from mmspec.models.checkpoint import tokenizer_of
 from mmspec.open_types import Json, Processor
 from mmspec.targets import CausalTarget
 from mmspec.targets.causal import to_device
@@ -356,11 +357,6 @@ class ConversationRows:
             len(self.rows),
         )
         return None
-
-
-def tokenizer_of(processor: Processor) -> Processor:
-    """The tokenizer of a processor, or the tokenizer itself."""
-    return getattr(processor, "tokenizer", processor)
 
 
 def tensors_of(inputs: Mapping[str, Tensor], target: CausalTarget) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ from mmspec.families.images import image_target
 from mmspec.models.checkpoint import check_source, check_vocabulary, load_config, load_model, load_processor
 from mmspec.open_types import Keywords
 from mmspec.plugins import Family, family_of, load
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
 from mmspec.text_file import read_text
 from mmspec.training.data.conversation_file import read_conversations
@@ -170,6 +170,5 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     Raises:
         InputError: the name is unknown.
     """
-    if name not in ("auto", *DTYPES):
-        raise InputError("dtype", name, did_you_mean(name, ("auto", *DTYPES)))
+    require_known("dtype", name, ("auto", *DTYPES))
     return DTYPES["bfloat16" if device.type == "cuda" else "float32"] if name == "auto" else DTYPES[name]

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.validation import is_integer
 
 __all__ = ["StepAnnealing"]
@@ -35,8 +35,7 @@ class StepAnnealing:
     def __post_init__(self) -> None:
         if not is_integer(self.last) or self.last < 2:
             raise InputError("last_steps", self.last, "must be an integer of at least 2")
-        if self.shape not in SHAPES:
-            raise InputError("annealing", self.shape, did_you_mean(self.shape, SHAPES))
+        require_known("annealing", self.shape, SHAPES)
 
     def steps(self, first: int, iteration: int, iterations: int) -> int:
         """Number of steps of forward pass `iteration`, from 0, of `iterations`; never more than `first`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -16,9 +16,8 @@ from mmspec.errors import InputError
 from mmspec.kernels import denoising_update
 from mmspec.kernels.backend import use_triton
 from mmspec.kernels.denoising_update import denoising_transition
-from mmspec.vectors.denoising import run_chain
 from mmspec.vectors.denoising_head.net import DenoisingNet, Modulations, at_least_float32
-from mmspec.vectors.denoising_head.schedule import TRAINING_STEPS, DDPMSchedule, DDPMTables, DenoisingSchedule
+from mmspec.vectors.denoising_head.schedule import DenoisingSchedule
 
 __all__ = ["DenoisingHead", "DenoisingHeadConfig", "DenoisingProcess"]
 
@@ -95,57 +94,6 @@ class DenoisingHead(nn.Module):
             _column(scale, template),
             _column(temperature, template),
         )
-
-    def loss(self, x0: Tensor, condition: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Training loss of each token at a random time.
-
-        "ddpm": squared error of the noise, plus the variational bound in bits, which trains the variance
-        alone (L_hybrid of 2102.09672: 0.001 times the bound's 1,000 terms, of which one is drawn). In its
-        first term a token has a density, where pixels would have bins. "flow": squared error of the velocity
-        at a logit-normal time (`stepfun-ai/NextStep-1, nextstep/models/modeling_fm_head.py`).
-
-        Args:
-            x0: [M, d] tokens.
-            condition: [M, D].
-            generator: for times and noises, on the device of x0.
-
-        Returns:
-            [M], the mean over the d numbers of a token.
-        """
-        x0 = x0.to(at_least_float32(self.net.dtype))
-        noise = torch.randn(x0.shape, generator=generator, device=x0.device, dtype=x0.dtype)
-        if self.config.kind == "flow":
-            normal = torch.randn(len(x0), generator=generator, device=x0.device, dtype=x0.dtype)
-            return self._flow_loss(x0, noise, torch.sigmoid(normal), condition)
-        step = torch.randint(TRAINING_STEPS, (len(x0),), generator=generator, device=x0.device)
-        return self._ddpm_loss(x0, noise, step, condition)
-
-    def _flow_loss(self, x0: Tensor, noise: Tensor, times: Tensor, condition: Tensor) -> Tensor:
-        state = torch.lerp(noise, x0, times[:, None])
-        return (self._predict(state, times, condition) - (x0 - noise)).square().mean(-1)
-
-    def _ddpm_loss(self, x0: Tensor, noise: Tensor, step: Tensor, condition: Tensor) -> Tensor:
-        """Loss at given steps [M] of the training schedule; see `loss`."""
-        schedule = DDPMSchedule(TRAINING_STEPS).to(x0.device, x0.dtype)
-        tables = DDPMTables(*(table[step] for table in schedule.tables))
-        output = self._predict(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
-        predicted, value = output.chunk(2, dim=-1)
-        error = predicted - noise
-        # the means of posterior and model are the same function of state and noise
-        apart = (tables.of_noise * error.detach()).square()
-        log_posterior = tables.log_posterior
-        log_variance = torch.lerp(log_posterior, tables.log_beta, (value + 1) / 2)
-        surprise = log_variance + apart * torch.exp(-log_variance)
-        divergence = surprise - 1 - log_posterior + torch.exp(log_posterior - log_variance)
-        likelihood = surprise + math.log(2 * math.pi)
-        bound = torch.where((step == TRAINING_STEPS - 1)[:, None], likelihood, divergence)
-        return error.square().mean(-1) + bound.mean(-1) / (2 * math.log(2))
-
-    def _predict(self, states: Tensor, times: Tensor, condition: Tensor) -> Tensor:
-        """The network's output, at least in float32."""
-        dtype = self.net.dtype
-        output: Tensor = self.net(states.to(dtype), times, condition.to(dtype))
-        return output.to(states.dtype)
 
 
 @dataclass(frozen=True)
@@ -226,10 +174,6 @@ class DenoisingProcess:
         inputs = self.branches.transpose(0, 1), self.scale, self.temperature, noise, *(known or ())
         return self.net.graphs(key, partial(run_rows, self.net, self.schedule), inputs)
 
-    def sample(self, noises: Tensor) -> Tensor:
-        """Run the chains: noises [M, S + 1, d] of the first states and of each step -> tokens [M, d]."""
-        return self.run(noises)[:, -1]
-
     def _transition(self, x: Tensor, step: int | slice, tables: Modulations) -> tuple[Tensor, Tensor]:
         """`transition` for [M, d] at one step, or for [S, M, d] at all steps."""
         x = x.to(self.scale.dtype)
@@ -239,6 +183,29 @@ class DenoisingProcess:
     def _predict(self, x: Tensor, tables: Modulations) -> Tensor:
         """Output [..., branches, M, d or 2 d] of the network for states [..., M, d]."""
         return self.net.run(x.to(self.net.dtype).unsqueeze(-3), tables)
+
+
+def run_chain(
+    advance: Callable[[Tensor, int, Tensor], Tensor],
+    noise: Tensor,
+    known: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Run chains of M values, and return all their states [M, S + 1, d].
+
+    Args:
+        advance: draws the next states [M, d], given the states, the step and its noise [M, d].
+        noise: [M, S + 1, d] the first state, then the noise of every step.
+        known: states [M, S + 1, d], and [M, S + 1] which of them are taken instead of drawn.
+    """
+    states = list[Tensor]()
+    for index in range(noise.shape[1]):
+        state = noise[:, index]
+        if index:
+            state = advance(states[-1], index - 1, state)
+        if known is not None:
+            state = torch.where(known[1][:, index, None], known[0][:, index], state)
+        states.append(state)
+    return torch.stack(states, 1)
 
 
 def run_rows(

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import accumulate, repeat
-from typing import ClassVar, NamedTuple, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
@@ -40,18 +40,21 @@ class DenoisingSchedule(ABC):
     Attributes:
         kind: kind of head that it fits: "ddpm" (noise and variance) or "flow" (velocity).
         steps: S.
+        last_step_noise: whether to add noise in the last step too. The published samplers do not, so that
+            their result has no density.
         device, dtype: of the tables; see `to`.
     """
 
     kind: ClassVar[str]
     steps: int
+    last_step_noise: bool = field(default=False, kw_only=True)
     device: torch.device = field(default=CPU, kw_only=True)
     dtype: torch.dtype = field(default=torch.float32, kw_only=True)
 
     @property
     def is_noisy(self) -> bool:
         """True if every step has noise."""
-        return False
+        return self.last_step_noise
 
     @property
     @abstractmethod
@@ -77,7 +80,11 @@ class DenoisingSchedule(ABC):
         """Return the schedule with its tables there, cached by the arguments."""
         if (device, dtype) == (self.device, self.dtype):
             return self
-        return cast(Self, _placed(self, device, dtype))
+        return cast(Self, _changed(self, device=device, dtype=dtype))
+
+    def with_steps(self, steps: int) -> Self:
+        """Return the schedule with another number of steps, cached so that its tables are kept."""
+        return cast(Self, _changed(self, steps=steps))
 
     def _check_steps(self) -> None:
         if self.steps < 2:
@@ -88,9 +95,9 @@ class DenoisingSchedule(ABC):
         return torch.stack(columns, 1).to(self.device, self.dtype)
 
 
-@lru_cache(maxsize=64)
-def _placed(schedule: DenoisingSchedule, device: torch.device, dtype: torch.dtype) -> DenoisingSchedule:
-    return replace(schedule, device=device, dtype=dtype)
+@lru_cache(maxsize=1024)
+def _changed(schedule: DenoisingSchedule, **fields: Any) -> DenoisingSchedule:
+    return replace(schedule, **fields)
 
 
 class DDPMTables(NamedTuple):
@@ -123,8 +130,7 @@ class DDPMSchedule(DenoisingSchedule):
 
     Attributes:
         steps: S, from 2 to 1,000.
-        last_step_noise: True to add noise in the last step too, of standard deviation 0.0062 to 0.0064 at 100
-            steps. The published sampler does not, so that its result has no density.
+        last_step_noise: see `DenoisingSchedule`; of standard deviation 0.0062 to 0.0064 at 100 steps.
         clip_sample_range: largest absolute component of a predicted token, as in diffusers. The published
             sampler does not clip; its first step multiplies the error of the predicted noise by some 300,
             which makes small heads diverge.
@@ -135,12 +141,7 @@ class DDPMSchedule(DenoisingSchedule):
 
     kind: ClassVar[str] = "ddpm"
     steps: int = 100
-    last_step_noise: bool = False
     clip_sample_range: float | None = None
-
-    @property
-    def is_noisy(self) -> bool:
-        return self.last_step_noise
 
     def __post_init__(self) -> None:
         self._check_steps()
@@ -227,8 +228,8 @@ class FlowSchedule(DenoisingSchedule):
         shift: above 1 for more steps at early times. The length of the last step does not depend on it, as
             published.
         last_step_size: length of the last step, in (0, 1).
-        last_step_noise: True to add noise in the last step too, of the same standard deviation (0.057 with
-            the default size). The published sampler does not, so that its result has no density.
+        last_step_noise: see `DenoisingSchedule`; of the same standard deviation as the others, 0.057 with the
+            default size.
 
     Raises:
         InputError: a setting is out of its range.
@@ -238,11 +239,6 @@ class FlowSchedule(DenoisingSchedule):
     steps: int = 20
     shift: float = 1.0
     last_step_size: float = 0.04
-    last_step_noise: bool = False
-
-    @property
-    def is_noisy(self) -> bool:
-        return self.last_step_noise
 
     def __post_init__(self) -> None:
         self._check_steps()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
 from mmspec.errors import CheckpointError
+from mmspec.models.checkpoint import load_checked
 
 __all__ = ["CommitFilter", "CommitFilterConfig", "read_filter"]
 
@@ -67,18 +68,15 @@ def read_filter(source: Any, argument: str) -> CommitFilter:
     """Return a loaded filter, or load one from a folder.
 
     Raises:
-        CheckpointError: the folder has no filter; the error names `argument`.
+        CheckpointError: the folder has no filter, or its weights are missing, unused or not finite; the error
+            names `argument`.
     """
     if isinstance(source, CommitFilter):
         source.eval()
         return source
     if not isinstance(source, str | Path) or not (Path(source) / "config.json").is_file():
         raise CheckpointError(argument, source, "must be a folder that `mmspec-extras train-filter` wrote")
-    try:
-        found: CommitFilter = CommitFilter.from_pretrained(source)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(argument, source, f"is not a filter ({error})") from error
-    found.eval()
+    found: CommitFilter = load_checked(CommitFilter, str(source), argument, "filter")
     return found
 
 

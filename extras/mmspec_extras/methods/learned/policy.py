@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +48,9 @@ class Learned(PlaceRule):
             raise InputError(
                 "filter", None, "must be the folder of a filter that `mmspec-extras train-filter` wrote"
             )
-        self.model.to(target.device)  # type: ignore[arg-type]
-        return self
+        fitted, model = copy.copy(self), copy.deepcopy(self.model)  # the user's filter stays where it is
+        object.__setattr__(fitted, "model", model.to(target.device))  # type: ignore[arg-type]
+        return fitted
 
     def choose(self, places: Places) -> Tensor:
         if self.model is None:

@@ -30,7 +30,7 @@ from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfi
 __all__ = ["Orders", "Replay", "replay", "train_filter", "watch"]
 
 RATE = 3e-3
-HELD_OUT = 10  # one example in ten
+HELD_OUT = 10  # every tenth example, since files are often sorted by task
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def train_filter(
 
     Args:
         pipe: pipeline of a masked model.
-        calls: keywords of its calls, one prompt each; a tenth is held out.
+        calls: keywords of its calls, one prompt each; every tenth, from the first on, is held out.
         out: the folder to write.
         block_length: number of places per block; None for the model's own.
         epochs: number of AdamW steps, each on all training examples.
@@ -227,8 +227,8 @@ def train_filter(
         replays = [LEARNT[learn](pipe, call, UnmaskingDrafter(block_length), size) for call in asked]
     finally:
         pipe.set_accelerator(before)
-    held = max(1, len(replays) // HELD_OUT)
-    seen, unseen = gathered(replays[held:]), gathered(replays[:held])
+    unseen = gathered(replays[::HELD_OUT])
+    seen = gathered([one for index, one in enumerate(replays) if index % HELD_OUT])
     torch.manual_seed(0)
     filter = CommitFilter(CommitFilterConfig(block_length=size, log_odds=True))
     optimizer = torch.optim.AdamW(filter.parameters(), lr=RATE)
