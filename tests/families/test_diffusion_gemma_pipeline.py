@@ -1,7 +1,7 @@
 """DiffusionGemma in the loop, against diffusers' `DiffusionGemmaPipeline` with equal noise, token for token.
 
-The pipeline differs from transformers' `generate`, and from mmspec, in these points: the content of a canvas
-whose steps run out, a stability of 0, tokens after an end token, and attention inside an image.
+The pipeline differs from transformers' `generate`, and from mmspec, in the content of a canvas whose steps
+run out and in tokens after an end token.
 """
 
 from __future__ import annotations
@@ -15,14 +15,10 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.core.canvas import Stopping
-from mmspec.core.interfaces import Request
-from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.families.diffusion_gemma.target import DiffusionGemmaTarget
 from tests.contracts.running import Run, decode
 from tests.families.canvas_noise import Noise
-from tests.tiny_models import tiny_images
 from tests.tiny_models.diffusion_gemma_pipeline import HAS_CANVAS_PIPELINE, tiny_canvas_pipeline
 
 pytestmark = pytest.mark.skipif(not HAS_CANVAS_PIPELINE, reason="diffusers or transformers has no such model")
@@ -112,14 +108,6 @@ def test_a_canvas_whose_steps_run_out_is_what_was_likeliest(monkeypatch: pytest.
     assert endless.tolist() == run.outputs  # no place was certain
 
 
-def test_a_stability_of_0_is_read_as_1_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipe, steps = tiny(likeliest=False, **SETTLING), 40
-    read = piped(pipe, [0], steps, monkeypatch, stability_threshold=0, confidence_threshold=1.5).tolist()
-    wanted = {"confidence_threshold": 1.5}
-    assert read == ours(pipe, [0], steps, stability_threshold=1, **wanted).outputs
-    assert read != ours(pipe, [0], steps, stability_threshold=0, **wanted).outputs
-
-
 @pytest.mark.parametrize("rows", [[1], [0, 1]])
 def test_rows_are_the_same_up_to_an_end_token(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """The pipeline continues after it, to the end of the canvas with the last row's end token."""
@@ -132,24 +120,3 @@ def test_rows_are_the_same_up_to_an_end_token(rows: list[int], monkeypatch: pyte
     assert sequences == [row[: canvases * LENGTH] for row in whole]
     for row, output in zip(whole, ours(pipe, rows, STEPS, end=[end]).outputs, strict=True):
         assert output == row[: row.index(end) + 1]
-
-
-@pytest.mark.parametrize("bidirectional", [None, "vision"])
-def test_places_of_an_image_see_what_is_behind_them(
-    bidirectional: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in `generate`. The pipeline's inputs make its encoder use causal attention for images."""
-    pipe = tiny(**NOISY)
-    pipe.model.config.text_config.use_bidirectional_attention = bidirectional
-    image = tiny_images()[0]
-    sequences = piped(pipe, [0], STEPS, monkeypatch, image=image, gen_length=LENGTH).tolist()
-    how = {"messages": None, "add_generation_prompt": True}
-    ids, _, media = pipe._prepare_inputs(prompt=PROMPTS[:1], image=[image], **how)
-    assert int((ids == pipe.model.config.image_token_id).sum()) > 1
-    target = DiffusionGemmaTarget(pipe.model)
-    made = build_accelerator("renoise", **NOISY, denoising_steps=STEPS).fit(target)
-    request, random = Request({"input_ids": ids, **media}), RandomStream.from_seed([0], 1)
-    call = made.call(target, Sampler(1.0), [request], Stopping(LENGTH), random)
-    for _ in call.rounds():
-        pass
-    assert (call.canvas.outputs() == sequences) is (bidirectional is None)
