@@ -80,22 +80,6 @@ def test_greedy_is_equal_alone_and_in_a_padded_batch(model: PreTrainedModel, nam
     assert torch.equal(told.sequences, both(model, name, TWO, max_new_tokens=9))
 
 
-def test_ends_lengths_penalties_and_bans_are_equal(model: PreTrainedModel) -> None:
-    inputs = TWO
-    tokens = model.generate(**inputs, max_new_tokens=NEW)[0, inputs["input_ids"].shape[1] :].tolist()
-    for keywords in (
-        {"eos_token_id": tokens[7], "pad_token_id": 1},
-        {"eos_token_id": [tokens[3], tokens[20]], "pad_token_id": 1},
-        {"max_new_tokens": 1},
-        {"max_length": inputs["input_ids"].shape[1] + 9, "max_new_tokens": None},
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[tokens[0]], tokens[4:6]]},
-        {"eos_token_id": tokens[2], "min_new_tokens": 12, "pad_token_id": 1},
-    ):
-        both(model, "draft_model", inputs, **keywords)
-
-
 def test_an_accelerated_call_prints_and_warns_nothing(
     model: PreTrainedModel, capsys: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
