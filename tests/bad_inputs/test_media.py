@@ -1,4 +1,4 @@
-"""Bad images, videos and URLs raise short errors of mmspec, quickly and without using memory."""
+"""Bad images and videos raise short errors of mmspec, quickly and without using memory."""
 
 from __future__ import annotations
 

@@ -11,14 +11,12 @@ import torch
 from transformers.utils import logging
 
 from mmspec.errors import InputError, MediaError, NumericalError
-from mmspec.pipelines import VisionLanguagePipeline
 from tests.bad_inputs.checkpoint_rows import CHECKPOINTS
 from tests.bad_inputs.image_rows import IMAGES, DrawingBench
 from tests.bad_inputs.prompt_rows import PROMPTS
 from tests.bad_inputs.refusals import Bench, Row, no_forward, problems
 from tests.bad_inputs.setting_rows import SETTINGS, Returns
 from tests.media.network import only_local_connections
-from tests.tiny_models import REFUSED_TEXT_MODELS, tiny_tokenizer
 
 ROWS = [*PROMPTS, *SETTINGS, *CHECKPOINTS]
 
@@ -106,12 +104,6 @@ def test_no_draft_tokens_is_plain_decoding(bench: Bench) -> None:
         bench.text.set_accelerator("copy")
     assert output.tokens == wanted.tokens
     assert output.stats.target_forwards == 9
-
-
-def test_models_that_cannot_take_tokens_back_are_refused() -> None:
-    for make in REFUSED_TEXT_MODELS.values():
-        with pytest.raises(ValueError, match="state|linear"), no_forward():
-            VisionLanguagePipeline(make(), tiny_tokenizer())
 
 
 def test_media_errors_surface_unchanged_and_early(bench: Bench) -> None:

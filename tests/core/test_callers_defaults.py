@@ -53,6 +53,7 @@ def check(call: Callable[[], Any], *, on_another_device: bool = True) -> None:
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.every(3)
 def test_drafters_draft_the_same(name: str) -> None:
     def call() -> Any:
         run = decode(llama(), PROMPTS, drafter, None, Sampler(0.9, top_p=0.9), max_new_tokens=12, seed=3)
@@ -112,12 +113,14 @@ def image(pipe: Any, **settings: Any) -> Callable[[], Any]:
 
 
 @pytest.mark.parametrize("accelerator", ["sjd", "gsd", "zipar"])
+@pytest.mark.every(2)
 def test_images_of_tokens_are_the_same(accelerator: str, tmp_path: Path) -> None:
     folder = save_llamagen(tmp_path / "class", "class")
     check(image(MMSpecPipeline.from_pretrained(folder, accelerator=accelerator)))
 
 
 @pytest.mark.parametrize("accelerator", ["none", "shared_noise", "draft_model"])
+@pytest.mark.every(2)
 def test_images_of_continuous_tokens_are_the_same(accelerator: str) -> None:
     given = {"drafter": folder_of("mar")} if accelerator == "draft_model" else {}
     if accelerator == "shared_noise":

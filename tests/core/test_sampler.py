@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import LogitsProcessorList
 from transformers.generation import logits_process as lp
 
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.processors import History
 from mmspec.core.sampling import Sampler
-from mmspec.errors import InputError
 from tests.contracts import edge_checks
-from tests.contracts.checks import PROMPTS, VOCABULARY, llama
 from tests.contracts.distributions import reference_distribution
-from tests.contracts.running import decode, generate
-from tests.oracles import OracleDrafter, RandomTreeDrafter
 
 ROOT = Tree.chain(torch.zeros(1, 1, dtype=torch.long), DraftKind.POINT)
 FIRST = torch.zeros(1, dtype=torch.long)  # output index that the root predicts
@@ -74,62 +66,6 @@ def test_ties_go_to_the_lowest_id_and_greedy_is_one_hot() -> None:
     assert warp(Sampler(), logits).tolist() == [0, 1, 0, 0]
     scores = Sampler()(logits[None, None], ROOT, START, FIRST)
     assert scores.choose(ROOT, None, FIRST).item() == 1  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("temperature", value) for value in (-1e-9, float("nan"), float("inf"), "1", None)),
-        *(("top_k", value) for value in (-1, 1.5)),
-        *(("top_p", value) for value in (0, 1.1)),
-        *(("min_p", value) for value in (-0.1,)),
-        *(("guidance_scale", value) for value in (float("nan"),)),
-    ],
-)
-def test_a_setting_out_of_range_is_named(name: str, value: Any) -> None:
-    with pytest.raises(InputError) as caught:
-        Sampler(**{name: value})
-    assert caught.value.argument == name
-
-
-# setting of `generate` -> the processor that it stands for
-PROCESSORS: dict[str, tuple[dict[str, Any], Callable[[PreTrainedModel, int], list[Any]]]] = {
-    "repetition penalty": (
-        {"repetition_penalty": 1.7},
-        lambda model, length: [lp.RepetitionPenaltyLogitsProcessor(1.7)],
-    ),
-    "no repeated 2-gram": (
-        {"no_repeat_ngram_size": 2},
-        lambda model, length: [lp.NoRepeatNGramLogitsProcessor(2)],
-    ),
-    "bad words": (
-        {"bad_words_ids": [[5], [7, 9], [11, 3]]},
-        lambda model, length: [lp.NoBadWordsLogitsProcessor([[5], [7, 9], [11, 3]])],
-    ),
-    "min new tokens": (
-        {"min_new_tokens": 20, "eos_token_id": [3, 17, 40]},
-        lambda model, length: [lp.MinNewTokensLengthLogitsProcessor(length, 20, [3, 17, 40])],
-    ),
-}
-
-
-@pytest.mark.parametrize("name", PROCESSORS)
-@pytest.mark.every(2)
-def test_processors_along_drafts_give_what_generate_gives(name: str) -> None:
-    setting, build = PROCESSORS[name]
-    model = llama().model
-    expected = [generate(model, prompt, 40, **setting) for prompt in PROMPTS]
-    assert expected != [generate(model, prompt, 40) for prompt in PROMPTS], "the setting must matter"
-    known = {tuple(prompt): output for prompt, output in zip(PROMPTS, expected, strict=True)}
-    sampler = Sampler(processors=[LogitsProcessorList(build(model, len(prompt))) for prompt in PROMPTS])
-    end = setting.get("eos_token_id", ())
-    for drafter in (
-        None,
-        OracleDrafter(known, 3, VOCABULARY, corruption=0.2, siblings=1),
-        RandomTreeDrafter(6, VOCABULARY, hints=known),
-    ):
-        run = decode(llama(), PROMPTS, drafter, sampler=sampler, max_new_tokens=40, end=end)
-        assert run.outputs == expected, type(drafter).__name__
 
 
 def test_processors_come_before_temperature_and_after_guidance() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tests.families.official_layout import fill
+from tests.families.parallel_layout import layer_norm, linear, vit_block
 from tests.vectors.denoising_layout import net_shapes
 
 WIDTH, HEADS, DEPTH, TOKEN, GRID, BUFFER, CLASSES = 24, 2, 2, 3, 4, 5, 7
@@ -58,28 +57,8 @@ def mar_state(seed: int = 0) -> State:
     return fill(mar_shapes(), seed, embeddings=looked_up)
 
 
-def dense(state: State, name: str, x: Tensor) -> Tensor:
-    return x @ state[f"{name}.weight"].T + state[f"{name}.bias"]
-
-
-def norm(state: State, name: str, x: Tensor) -> Tensor:
-    centered = x - x.mean(-1, keepdim=True)
-    scaled = centered / torch.sqrt(centered.square().mean(-1, keepdim=True) + 1e-6)
-    return scaled * state[f"{name}.weight"] + state[f"{name}.bias"]
-
-
-def block(state: State, name: str, rows: Tensor) -> Tensor:
-    """[n, D] -> [n, D]; every row sees every row."""
-    queries, keys, values = dense(state, f"{name}.attn.qkv", norm(state, f"{name}.norm1", rows)).chunk(3, 1)
-    size = WIDTH // HEADS
-    mixed = []
-    for head in range(HEADS):
-        part = slice(head * size, (head + 1) * size)
-        scores = queries[:, part] @ keys[:, part].T / math.sqrt(size)
-        mixed.append(scores.softmax(-1) @ values[:, part])
-    rows = rows + dense(state, f"{name}.attn.proj", torch.cat(mixed, dim=1))
-    inner = F.gelu(dense(state, f"{name}.mlp.fc1", norm(state, f"{name}.norm2", rows)))
-    return rows + dense(state, f"{name}.mlp.fc2", inner)
+def seen_by_all(rows: Tensor) -> Tensor:
+    return torch.ones(len(rows), len(rows), dtype=torch.bool)
 
 
 def naive_conditions(state: State, tokens: Tensor, known: Sequence[int], label: int) -> Tensor:
@@ -88,15 +67,15 @@ def naive_conditions(state: State, tokens: Tensor, known: Sequence[int], label: 
     own = state["fake_latent"][0] if label == CLASSES else state["class_emb.weight"][label]
     places = state["encoder_pos_embed_learned"][0]
     rows = [own + places[index] for index in range(BUFFER)]
-    rows += [dense(state, "z_proj", tokens[cell].double()) + places[BUFFER + cell] for cell in known]
-    hidden = norm(state, "z_proj_ln", torch.stack(rows))
+    rows += [linear(state, "z_proj", tokens[cell].double()) + places[BUFFER + cell] for cell in known]
+    hidden = layer_norm(state, "z_proj_ln", torch.stack(rows))
     for index in range(DEPTH):
-        hidden = block(state, f"encoder_blocks.{index}", hidden)
-    hidden = dense(state, "decoder_embed", norm(state, "encoder_norm", hidden))
+        hidden = vit_block(state, f"encoder_blocks.{index}", hidden, seen_by_all(hidden))
+    hidden = linear(state, "decoder_embed", layer_norm(state, "encoder_norm", hidden))
     image = [state["mask_token"][0, 0]] * CELLS
     for index, cell in enumerate(known):
         image[cell] = hidden[BUFFER + index]
     hidden = torch.cat([hidden[:BUFFER], torch.stack(image)]) + state["decoder_pos_embed_learned"][0]
     for index in range(DEPTH):
-        hidden = block(state, f"decoder_blocks.{index}", hidden)
-    return norm(state, "decoder_norm", hidden)[BUFFER:] + state["diffusion_pos_embed_learned"][0]
+        hidden = vit_block(state, f"decoder_blocks.{index}", hidden, seen_by_all(hidden))
+    return layer_norm(state, "decoder_norm", hidden)[BUFFER:] + state["diffusion_pos_embed_learned"][0]

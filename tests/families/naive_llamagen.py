@@ -1,15 +1,16 @@
-"""LlamaGen's forward as its paper and files define it: one row, plain loops, float64, no cache, no mask."""
+"""LlamaGen's forward as its paper and files define it: one row, float64, no cache."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-EPS, BASE = 1e-5, 10000.0
+from tests.families.parallel_layout import State, doubled, llama, rms
+
+BASE = 10000.0
 
 
 def class_prefix(state: dict[str, Tensor], label: int) -> Tensor:
@@ -23,54 +24,15 @@ def caption_prefix(state: dict[str, Tensor], features: Tensor) -> Tensor:
     return inner @ second.T
 
 
-def naive_logits(
-    state: dict[str, Tensor], heads: int, grid: int, prefix: Tensor, tokens: Sequence[int], padded: int = 0
-) -> Tensor:
+def naive_logits(state: State, prefix: Tensor, tokens: Sequence[int], padded: int = 0) -> Tensor:
     """[C + len(tokens), V] logits after every place; the first `padded` slots see only themselves."""
-    state = {name: tensor.double() for name, tensor in state.items()}
-    slots = len(prefix)
-    rows = [*prefix, *(state["tok_embeddings.weight"][token] for token in tokens)]
-    depth = 1 + max(int(match[1]) for name in state if (match := re.match(r"layers\.(\d+)", name)))
-    for index in range(depth):
-        rows = block(state, f"layers.{index}.", heads, grid, rows, slots, padded)
-    return torch.stack([state["output.weight"] @ norm(row, state["norm.weight"]) for row in rows])
-
-
-def block(
-    state: dict[str, Tensor], layer: str, heads: int, grid: int, rows: list[Tensor], slots: int, padded: int
-) -> list[Tensor]:
-    width = len(rows[0])
-    size = width // heads
-    stacked = state[layer + "attention.wqkv.weight"]
-    kv_width = (len(stacked) - width) // 2
-    group = width // kv_width
-    wq, wk, wv = stacked.split([width, kv_width, kv_width])
-    normed = [norm(row, state[layer + "attention_norm.weight"]) for row in rows]
-    queries, keys, values = ([weight @ row for row in normed] for weight in (wq, wk, wv))
-    attended = []
-    for place in range(len(rows)):
-        seen = [other for other in range(padded, place + 1)] or [place]
-        parts = []
-        for head in range(heads):
-            own = slice(head * size, (head + 1) * size)
-            shared = slice(head // group * size, (head // group + 1) * size)
-            query = rotated(queries[place][own], place, slots, grid)
-            scores = [query @ rotated(keys[other][shared], other, slots, grid) for other in seen]
-            weights = torch.softmax(torch.stack(scores) / math.sqrt(size), dim=0)
-            parts.append(sum(w * values[other][shared] for w, other in zip(weights, seen, strict=True)))
-        attended.append(state[layer + "attention.wo.weight"] @ torch.cat(parts))
-    rows = [row + new for row, new in zip(rows, attended, strict=True)]
-    w1, w2, w3 = (state[f"{layer}feed_forward.w{index}.weight"] for index in (1, 2, 3))
-    output = []
-    for row in rows:
-        inner = norm(row, state[layer + "ffn_norm.weight"])
-        gate = w1 @ inner
-        output.append(row + w2 @ (gate / (1 + torch.exp(-gate)) * (w3 @ inner)))
-    return output
-
-
-def norm(row: Tensor, weight: Tensor) -> Tensor:
-    return row / torch.sqrt((row * row).mean() + EPS) * weight
+    state = doubled(state)
+    rows = torch.cat([prefix, state["tok_embeddings.weight"][list(tokens)]])
+    sees = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
+    sees[:, :padded] = False
+    sees.fill_diagonal_(True)
+    states = llama(state, rows, [None] * len(prefix) + list(range(len(tokens))), sees)
+    return rms(states[-1], state["norm.weight"]) @ state["output.weight"].T
 
 
 def rotated(vector: Tensor, place: int, slots: int, grid: int) -> Tensor:

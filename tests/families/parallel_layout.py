@@ -74,22 +74,28 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, sees: Tensor) -> Tenso
     return (scores.masked_fill(~sees, -math.inf).softmax(-1) @ values).transpose(0, 1).flatten(1)
 
 
+def layer_norm(state: State, name: str, rows: Tensor) -> Tensor:
+    return F.layer_norm(rows, rows.shape[1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
+
+
+def linear(state: State, name: str, rows: Tensor) -> Tensor:
+    return rows @ state[f"{name}.weight"].T + state[f"{name}.bias"]
+
+
+def vit_block(state: State, name: str, rows: Tensor, sees: Tensor) -> Tensor:
+    """[T, D] -> [T, D]"""
+    stacked = linear(state, f"{name}.attn.qkv", layer_norm(state, f"{name}.norm1", rows))
+    rows = rows + linear(state, f"{name}.attn.proj", attend(*stacked.chunk(3, 1), sees))
+    inner = F.gelu(linear(state, f"{name}.mlp.fc1", layer_norm(state, f"{name}.norm2", rows)))
+    return rows + linear(state, f"{name}.mlp.fc2", inner)
+
+
 def vit(state: State, rows: Tensor, sees: Tensor) -> Tensor:
     """[T, V] logits of vectors that are placed."""
-
-    def norm(name: str, rows: Tensor) -> Tensor:
-        return F.layer_norm(rows, rows.shape[1:], state[f"{name}.weight"], state[f"{name}.bias"], 1e-6)
-
-    def linear(name: str, rows: Tensor) -> Tensor:
-        return rows @ state[f"{name}.weight"].T + state[f"{name}.bias"]
-
-    rows = norm("z_proj_ln", rows)
+    rows = layer_norm(state, "z_proj_ln", rows)
     for block in sorted({match[0] for name in state if (match := re.match(r"blocks\.\d+", name))}):
-        stacked = linear(f"{block}.attn.qkv", norm(f"{block}.norm1", rows))
-        rows = rows + linear(f"{block}.attn.proj", attend(*stacked.chunk(3, 1), sees))
-        inner = F.gelu(linear(f"{block}.mlp.fc1", norm(f"{block}.norm2", rows)))
-        rows = rows + linear(f"{block}.mlp.fc2", inner)
-    return norm("norm", rows) @ state["head.weight"].T
+        rows = vit_block(state, block, rows, sees)
+    return layer_norm(state, "norm", rows) @ state["head.weight"].T
 
 
 def llama(state: State, rows: Tensor, cells: Sequence[int | None], sees: Tensor) -> list[Tensor]:

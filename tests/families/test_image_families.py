@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.accelerators import build_accelerator
-from mmspec.core.draft import Block, DraftKind, Tree
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.families.images import image_target
@@ -346,24 +346,3 @@ def test_what_a_drafter_with_a_head_of_its_own_relies_on(family):
     assert before.shape == output.logits.shape and before.isfinite().all()
     kept = output.logits.isfinite() & (torch.arange(target.vocabulary) < K)
     torch.testing.assert_close(before[kept], output.logits[kept])
-
-
-def test_tokens_fed_at_chosen_places_score_as_they_do_in_order(family):
-    """Cells in any order are scored with the grammar of the next place."""
-    requests = family.requests(TEXTS[:2])
-    prompts = [request.inputs for request in requests] + [request.negative_inputs for request in requests]
-    tokens = torch.tensor([draw_plain(family, [request])[:7] for request in requests])
-    state, _ = family.target.prefill(prompts, 32)
-    expected = family.target.score(state, Tree.chain(tokens, DraftKind.POINT)).logits
-    order = torch.tensor([3, 0, 6, 1, 5, 2, 4])
-    places = order.expand(2, -1)
-    visible = (torch.arange(7) <= order[:, None]).expand(2, 7, 7)
-    yes = torch.ones_like(places, dtype=torch.bool)
-    depths = torch.arange(7).expand(2, 7)
-    cells = Block.single(tokens[:, order], places, yes, depths, visible, completes=7)
-    logits = family.target.score(state, cells).logits
-    torch.testing.assert_close(logits, expected[:, order])
-
-
-def draw_plain(family, requests):
-    return draw(family.target, accelerator("none", requests, [], K), requests)[0][0]

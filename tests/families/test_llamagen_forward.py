@@ -14,7 +14,7 @@ from mmspec.families.llamagen.modeling import (
 from mmspec.transformers_versions import CACHE
 from tests.families.converted import convert_and_load
 from tests.families.naive_llamagen import caption_prefix, class_prefix, naive_logits
-from tests.families.official_layout import CAPTIONS, CLASSES, GRID, HEADS, VOCABULARY, transformer_state
+from tests.families.official_layout import CAPTIONS, CLASSES, GRID, VOCABULARY, transformer_state
 
 TOKENS = torch.randint(VOCABULARY, (GRID**2,), generator=torch.Generator().manual_seed(1))
 FEATURES = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(2))
@@ -56,7 +56,7 @@ def test_class_conditional_logits(class_model, class_state, attention):
     logits = class_model(**with_tokens(prompt, TOKENS)).logits
     for row, label in enumerate((3, 5)):
         prefix = class_prefix(class_state, label)
-        expected = naive_logits(class_state, HEADS, GRID, prefix, TOKENS.tolist())
+        expected = naive_logits(class_state, prefix, TOKENS.tolist())
         torch.testing.assert_close(logits[row].double(), expected, **CLOSE)
     class_model.set_attn_implementation("sdpa")
 
@@ -70,7 +70,7 @@ def test_padded_captions_are_read_by_a_mask_on_the_left(caption_model, caption_s
     logits = caption_model(**prompt, attention_mask=mask).logits
     for row in range(2):
         prefix = caption_prefix(caption_state, FEATURES[row])
-        expected = naive_logits(caption_state, HEADS, GRID, prefix, TOKENS.tolist(), padded[row])
+        expected = naive_logits(caption_state, prefix, TOKENS.tolist(), padded[row])
         torch.testing.assert_close(logits[row, padded[row] :].double(), expected[padded[row] :], **CLOSE)
 
 
@@ -82,7 +82,7 @@ def test_generate_of_transformers_draws_padded_captions(caption_model, caption_s
     for row, (features, length) in enumerate(zip(FEATURES, lengths, strict=True)):
         drawn = tokens[row, 6:].tolist()
         prefix = caption_prefix(caption_state, features)
-        logits = naive_logits(caption_state, HEADS, GRID, prefix, drawn[:-1], 6 - length)
+        logits = naive_logits(caption_state, prefix, drawn[:-1], 6 - length)
         assert logits[5:].argmax(-1).tolist() == drawn and len(set(drawn)) > 3
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import LogitsProcessorList, PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import TargetOutput
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
@@ -142,9 +142,3 @@ def test_what_cannot_be_unmasked_is_refused() -> None:
         target().prefill([], 0, taps=[-1])
     with pytest.raises(InputError, match="pixel_values"):
         target().prefill([{"input_ids": torch.ones(1, 2), "pixel_values": torch.ones(1)}], 0)
-
-
-def test_plain_decoding_refuses_what_looks_at_a_path() -> None:
-    sampler = Sampler(processors=[LogitsProcessorList([RepetitionPenaltyLogitsProcessor(1.3)])] * 3)
-    with pytest.raises(InputError, match="logits_processor"):
-        target().plain_decoding()[0].admit([], sampler, Stopping(3))

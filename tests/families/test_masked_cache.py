@@ -1,4 +1,4 @@
-"""Masked models with a cache: blocks, policies, several states and images, compared with slow decoding."""
+"""Masked models with a cache: blocks, policies and images, compared with slow decoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import DynamicCache
 
 from mmspec.accelerators import build_accelerator
@@ -17,7 +16,7 @@ from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.families.masked_language.target import MaskedBlock, MaskedTarget
+from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.methods.none.drafter import none
 from mmspec.places.confidence import LowConfidence
@@ -174,74 +173,6 @@ def test_cached_keys_are_those_of_the_blocks_first_forward(policy: str) -> None:
     assert (
         fitted.exactness == "lossy" and UnmaskingDrafter(4, policy).fit(target("sdar")).exactness == "exact"
     )
-
-
-def states_of(block: MaskedBlock, states: Tensor) -> MaskedBlock:
-    """The block in several states [B, S, W], the first in its places and the others behind the output."""
-    rows, count, width = states.shape
-    behind = block.length + 1 + torch.arange((count - 1) * width).expand(rows, -1)
-    slots = torch.cat([block.slots[:, :, 0], behind], 1)
-    starts = block.starts.repeat(1, count)
-    depths = torch.cat([block.depths, starts[:, width:]], 1)
-    before = (block.depths[:, None] < block.starts[:, :1, None]) & (block.depths[:, None] < block.length)
-    own = torch.zeros(rows, count * width, depths.shape[1], dtype=torch.bool)
-    for state in range(count):
-        lanes = slice(state * width, (state + 1) * width)
-        exists = block.valid[:, None, :, 0].expand(-1, width, -1)
-        own[:, lanes].scatter_(2, slots[:, None, lanes].expand(-1, width, -1), exists)
-    own[:, :, block.length] = False
-    own[:, :, : before.shape[2]] |= before
-    made: MaskedBlock = MaskedBlock.single(
-        states.flatten(1),
-        starts,
-        torch.ones_like(starts, dtype=torch.bool),
-        depths,
-        own,
-        completes=width,
-        groups=block.groups,
-        length=block.length,
-        asked=block.asked,
-        cache=block.cache,
-    )
-    return MaskedBlock(**{**vars(made), "slots": slots[:, :, None]})
-
-
-@pytest.mark.parametrize("rounds", [0, 5, 7])
-@torch.inference_mode()
-def test_several_states_of_a_block_are_scored_in_one_forward(rounds: int) -> None:
-    """Each state of the block is scored as in a forward pass of that state alone."""
-    model, width, count = target("sdar"), 4, 3
-    random = torch.Generator().manual_seed(rounds)
-    real, compared, checked = MaskedTarget.score, [], []
-
-    def score(self: MaskedTarget, state: Any, draft: MaskedBlock) -> Any:
-        if draft.starts.shape[1] == width and len(compared) == rounds:
-            other = torch.randint(WORDS - 1, (len(PROMPTS), count, width), generator=random)
-            keep = torch.rand(other.shape, generator=random) < 0.5
-            other = torch.where(keep, other, model.vocabulary)
-            before = list(state.stored)
-            found = real(self, state, states_of(draft, other)).logits.unflatten(1, (count, width))
-            for row, prompt in enumerate(PROMPTS):
-                # of a block that begins inside the prompt, its end sees the first state
-                within = (len(prompt) + draft.groups[row][0]) % width
-                for index in range(1 if within else count):
-                    known = state.tokens[row, : len(prompt) + draft.groups[row][0]].tolist()
-                    own = other[row, index, : draft.groups[row][1] - draft.groups[row][0]]
-                    sequence = [*known, *own.masked_fill(own == model.vocabulary, MASK).tolist()]
-                    slow = naive_masked.scores_of(model.model, sequence, 4)[len(known) :]
-                    mine = found[row, index, : len(own), :MASK]
-                    torch.testing.assert_close(mine, torch.tensor(slow, dtype=torch.float64)[:, :MASK])
-                    checked.append(index)
-            state.stored[:] = before
-        compared.append(1)
-        return real(self, state, draft)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MaskedTarget, "score", score)
-        run = unmask("sdar", NoDrafter(), LowConfidence(), Sampler())
-    plain = unmask("sdar", NoDrafter(), LowConfidence(), Sampler())
-    assert len(checked) == (len(PROMPTS) * count if rounds else count + 2)
-    assert run.outputs == plain.outputs, "states leave nothing behind"
 
 
 @torch.inference_mode()

@@ -11,7 +11,6 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import mmspec
-from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.methods.low_confidence.policy import low_confidence
 from mmspec.pipelines import MMSpecPipeline
@@ -58,44 +57,38 @@ def tokens_of(pipe: Any, row: int) -> list[int]:
     return tokens
 
 
-def chooser(mask: int, row: int, settings: dict[str, Any], own: bool) -> Choose:
-    """Choose as the sampler promises, with the noise of a row's places; the mask is never chosen.
-
-    LLaDA's probabilities are those of the scores as they are.
-    """
-    stream = RandomStream.from_seed([SEEDS[row]], 1)
-    temperature, top_k = settings.get("temperature", 1.0), settings.get("top_k", 0)
+def likeliest(mask: int) -> Choose:
+    """Choose greedily, with the probabilities of the tokens; the mask is never chosen."""
 
     def choose(scores: list[float], place: int, decided: int) -> tuple[int, list[float]]:
-        words = sorted((word for word in range(len(scores)) if word != mask), key=lambda word: -scores[word])
-        kept = words[: top_k or None]
-        warped = {word: scores[word] / temperature for word in kept}
-        judged = {word: scores[word] for word in words} if own else warped
-        largest = max(judged.values())
-        weights = {word: math.exp(value - largest) for word, value in judged.items()}
+        words = [word for word in range(len(scores)) if word != mask]
+        best = max(words, key=lambda word: scores[word])
+        weights = {word: math.exp(scores[word] - scores[best]) for word in words}
         total = sum(weights.values())
-        probabilities = [weights.get(word, 0.0) / total for word in range(len(scores))]
-        if settings is GREEDY:
-            return kept[0], probabilities
-        index = torch.full((1, 1), place)
-        fresh = stream.at(decided)
-        noise = fresh.gumbel(index, Purpose.REDRAW, len(scores), torch.float64)[0, 0].tolist()
-        return max(kept, key=lambda word: warped[word] + noise[word]), probabilities
+        return best, [weights.get(word, 0.0) / total for word in range(len(scores))]
 
     return choose
 
 
-def expected(
-    pipe: Any, row: int, settings: dict[str, Any], block: int | None, places: int
-) -> tuple[list[int], int]:
-    """Return the output of slow decoding for a prompt."""
-    own = pipe.model.config.model_type == "llada"
-    choose = chooser(pipe.model.config.mask_token_id, row, settings, own)
-    if pipe.model.config.block_length is not None:
-        return unmask_blocks(pipe.model, tokens_of(pipe, row), LENGTH, choose, places)
-    return unmask_everywhere(pipe.model, tokens_of(pipe, row), LENGTH, choose, block, places)
+def expected(pipe: Any, row: int) -> list[int]:
+    """Return the greedy output of slow decoding for a prompt, one place at a time."""
+    choose = likeliest(pipe.model.config.mask_token_id)
+    decode = unmask_blocks if pipe.model.config.block_length is not None else unmask_everywhere
+    return decode(pipe.model, tokens_of(pipe, row), LENGTH, choose)[0]
 
 
+<<<<<<< HEAD
+=======
+def test_the_default_is_one_place_a_forward(pipe: Any) -> None:
+    assert type(pipe).__name__ == "VisionLanguagePipeline" and isinstance(pipe.target, MaskedTarget)
+    assert pipe.default_accelerator == "none"
+    output = said(pipe, [0, 1, 2], GREEDY, "none")
+    assert output.tokens == [expected(pipe, row) for row in range(3)]
+    assert output.stats.exactness == "exact" and output.finish_reasons == ["length"] * 3
+    assert output.text == [pipe.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens]
+
+
+>>>>>>> tests
 def test_a_text_streams_as_places_from_the_left_are_decided(pipe: Any) -> None:
     whole = said(pipe, [0], SAMPLED, low_confidence(2, 4)).text[0]
     deltas = pipe.stream(
@@ -109,7 +102,7 @@ def test_inside_generate_of_transformers(pipe: Any) -> None:
     ids = torch.tensor([tokens_of(pipe, 2)])
     masks = {"attention_mask": torch.ones_like(ids)}
     output = pipe.model.generate(ids, custom_generate=loop, max_new_tokens=LENGTH, do_sample=False, **masks)
-    assert output[0, ids.shape[1] :].tolist() == expected(pipe, 2, GREEDY, None, 1)[0]
+    assert output[0, ids.shape[1] :].tolist() == expected(pipe, 2)
 
 
 def test_forbidden_and_favoured_tokens_are_those_of_the_slow_way(pipe: Any) -> None:
@@ -119,17 +112,17 @@ def test_forbidden_and_favoured_tokens_are_those_of_the_slow_way(pipe: Any) -> N
     asked: dict[str, Any] = {"eos_token_id": ends, "min_new_tokens": 6, "suppress_tokens": [often]}
     asked |= {"sequence_bias": [[[other], -2.5]], "begin_suppress_tokens": [free[1][0]]}
     output = said(pipe, [0, 1, 2], GREEDY, "none", **asked)
+    choose = likeliest(pipe.model.config.mask_token_id)
+    slow = unmask_blocks if pipe.model.config.block_length is not None else unmask_everywhere
+
+    def changed(scores: list[float], place: int, decided: int) -> tuple[int, list[float]]:
+        scores = list(scores)
+        for token in (often, *(ends if place < 6 else ()), *([free[1][0]] if place == 0 else ())):
+            scores[token] = -math.inf
+        scores[other] -= 2.5
+        return choose(scores, place, decided)
+
     for row in range(3):
-        choose = chooser(pipe.model.config.mask_token_id, row, GREEDY, own=False)
-
-        def changed(scores: list[float], place: int, decided: int, choose: Choose = choose) -> Any:
-            scores = list(scores)
-            for token in (often, *(ends if place < 6 else ()), *([free[1][0]] if place == 0 else ())):
-                scores[token] = -math.inf
-            scores[other] -= 2.5
-            return choose(scores, place, decided)
-
-        slow = unmask_blocks if pipe.model.config.block_length is not None else unmask_everywhere
         tokens = slow(pipe.model, tokens_of(pipe, row), LENGTH, changed)[0]
         cut = min((tokens.index(end) + 1 for end in ends if end in tokens), default=LENGTH)
         assert output.tokens[row] == tokens[:cut] and cut > 6

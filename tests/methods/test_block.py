@@ -62,21 +62,6 @@ def test_more_is_accepted_than_token_by_token_as_much_of_one_token_and_no_more_t
     assert places > 1 or abs(whole - alone) < 1e-12
 
 
-def test_the_known_figures_come_out() -> None:
-    """Two tokens of p = (1/3, 2/3), q = (2/3, 1/3): 10/9 token by token, 11/9 here (2403.10444).
-
-    HSD's code (its repository at b8575e2) judges whole drafts by the ratio without a cap: that accepts 12/9,
-    and is not exact.
-    """
-    chains = Chains.alike([1 / 3, 2 / 3], [2 / 3, 1 / 3], 2)
-    assert abs(expected_of(chains, chains.ratios.clamp_max(1).cumprod(-1)) - 10 / 9) < 1e-12
-    passes, finals = judge(RULE, chains)
-    assert abs(integrate(chains, passes, finals)[1] - 11 / 9) < 1e-12
-    passes[:, -1] = chains.ratios.prod(-1).clamp_max(1)
-    out, mean = integrate(chains, passes, finals)
-    assert abs(mean - 12 / 9) < 1e-12 and abs(float((out - chains.joint()).abs().sum()) / 2 - 1 / 9) < 1e-9
-
-
 def test_the_equations_of_hierarchical_speculative_decoding_are_these() -> None:
     chains = Chains.random(3)
     passes, finals = judge(RULE, chains)

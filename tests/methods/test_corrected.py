@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,7 +18,7 @@ from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import Candidates, Window
 from mmspec.trees.window import LastDraft
 from tests.contracts.checks import check_words
-from tests.contracts.running import FanOutTarget, decode
+from tests.contracts.running import FanOutTarget
 from tests.methods.corrected_checks import head_for
 from tests.tiny_models import tiny_lm_v8
 from tests.trees.jacobi_checks import SAMPLER, draw, images
@@ -64,31 +62,6 @@ def test_outputs_follow_the_targets_distribution(name: str) -> None:
     made = CorrectedDrafter(head_for(small()), **{"window": 4, "corrected": 3, **options}).fit(small())
     run = check_words(small(), made, default_rule(made), sampler, 6_000)  # finds deviations of 0.08
     assert run.stats.target_forwards < 6
-
-
-@torch.inference_mode()
-def test_corrections_read_no_draft_of_their_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The q of a place does not depend on the drafts at this place and after it."""
-    fill, changed = CorrectedSession._fill, []
-
-    def compare(self: CorrectedSession, window: Window, last: LastDraft) -> Candidates:
-        kept, accepted = copy.copy(self), self.observed.accepted
-        filled = fill(self, window, last)
-        for slot in range(1, 5):
-            other, read = copy.copy(kept), kept.read
-            node = torch.arange(read.tokens.shape[1])
-            own = (node > accepted[:, None] + slot) & (read.tokens >= 0)
-            words = torch.where(own, (read.tokens + 1) % self.vocabulary, read.tokens)
-            other.read = replace(read, tokens=words, states=torch.where(own[..., None], 9.0, read.states))
-            again = fill(other, window, last).p
-            assert torch.equal(again[:, slot], filled.p[:, slot]), slot
-            changed.append(not torch.equal(again[:, slot + 1 :], filled.p[:, slot + 1 :]))
-        return filled
-
-    monkeypatch.setattr(CorrectedSession, "_fill", compare)
-    made = CorrectedDrafter(head_for(small()), window=6, corrected=4).fit(small())
-    decode(small(), [(3, 1, 4)] * 8, made, default_rule(made), Sampler(1.0), max_new_tokens=24, seed=3)
-    assert any(changed)
 
 
 def test_a_head_that_changes_nothing_is_speculative_jacobi_decoding() -> None:

@@ -210,25 +210,6 @@ def test_the_guidance_scale_of_a_cell_is_that_of_its_place_in_the_order() -> Non
     torch.testing.assert_close(torch.cat(scales)[:7], 1 + 2 * known / 9)  # the last one has no cell left
 
 
-def test_candidates_end_the_chains_that_their_q_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redrawing the chains with the same noise from q gives the same candidates."""
-    real, seen = CellModelSession._draft, []
-
-    def look(self: CellModelSession, cells: Tensor, canvas: Canvas) -> Draft:
-        draft = real(self, cells, canvas)
-        q = draft.q
-        lanes, starts = draft.lanes, draft.starts.flatten()
-        assert torch.equal(q.value_of(q.drawn), lanes.tokens[:, 1:])
-        again = q.draw(self.random.repeat(len(starts)), starts[:, None], Purpose.DRAFT)
-        assert torch.allclose(again, q.drawn, atol=1e-4)
-        seen.append(len(draft.tokens))
-        return draft
-
-    monkeypatch.setattr(CellModelSession, "_draft", look)
-    decode_cells(masked(), 5, CellModelDrafter(masked(0.1), 4), CSpD())
-    assert len(seen) > 2
-
-
 def test_what_exact_refers_to_is_named_as_forwards_of_several_cells_and_of_one_differ() -> None:
     cells = {order: CellModelDrafter(worse(), order=order) for order in ORDERS}
     kept = {

@@ -7,27 +7,13 @@ import torch
 
 from mmspec.errors import InputError
 from mmspec.heads.configuration import three_taps
-from mmspec.targets import CausalTarget
 from tests.contracts.checks import llama
 from tests.methods.eagle3_checks import head_for
-from tests.tiny_models import tiny_llama
 
 
 def test_three_depths_are_read() -> None:
     expected = {32: [2, 16, 29], 40: [2, 20, 37], 7: [2, 3, 4], 6: [3, 4, 5], 2: [0, 1], 1: [0]}
     assert {layers: three_taps(layers) for layers in expected} == expected
-
-
-def test_taps_are_hidden_states_of_the_target() -> None:
-    """Taps are inputs of layers in transformers' numbering; the last is the final, normalised state."""
-    target = CausalTarget(tiny_llama(layers=8))
-    taps = head_for(target).taps
-    ids = torch.tensor([[5, 9, 2, 40]])
-    _, output = target.prefill([{"input_ids": ids}], 8, taps)
-    with torch.no_grad():
-        states = target.model(input_ids=ids, output_hidden_states=True).hidden_states
-    for tap in taps:
-        torch.testing.assert_close(output.taps[tap][0], states[tap])
 
 
 def test_the_map_of_a_reduced_vocabulary_goes_there_and_back() -> None:

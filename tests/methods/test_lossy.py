@@ -18,7 +18,6 @@ from tests.contracts.toy import dirichlet
 from tests.methods import slow_rules
 from tests.oracles import RandomTreeDrafter, next_token
 
-IID = DraftKind.IID
 RULES = [Typical(), Typical(epsilon=0.3, delta=0.3), Typical(epsilon=0.9, delta=0.9)]
 
 
@@ -71,13 +70,6 @@ def test_a_refused_candidate_leaves_the_targets_distribution() -> None:
     assert not verdict.accepted.any()
     share = torch.bincount(next_token(verdict), minlength=3) / rows
     assert ((share - p).abs() < 4 * (p * (1 - p) / rows).sqrt()).all()
-
-
-def test_at_temperature_zero_it_is_greedy_decoding() -> None:
-    expected = [generate(llama().model, prompt, 24) for prompt in PROMPTS]
-    drafter = RandomTreeDrafter(6, 64, hints={tuple(p): e for p, e in zip(PROMPTS, expected, strict=True)})
-    drafter.kind = DraftKind.POINT
-    assert decode(llama(), PROMPTS, drafter, Typical(), Sampler(), max_new_tokens=24).outputs == expected
 
 
 @pytest.mark.parametrize(("beta", "tau"), [(1, 3.0), (64, 0.0), (3, 3.0), (64, 0.4)])

@@ -16,7 +16,7 @@ from mmspec.families.masked_language.modeling import LLaDAConfig
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.methods.self_speculation.drafter import BlockTree, SelfSpeculationDrafter
 from mmspec.targets import CausalTarget
-from tests.contracts.running import Run, decode
+from tests.contracts.running import FanOutTarget, Run, decode
 from tests.tiny_models import randomise, scale_head_to_entropy, tiny_llama
 
 WORDS, LENGTH = 32, 24
@@ -105,7 +105,7 @@ def test_drafts_are_what_a_block_of_masks_says_behind_the_accepted_tokens() -> N
 def test_the_joint_distribution_of_two_tokens_is_the_targets() -> None:
     """Many rows of one prompt, by the total variation to the exact distribution."""
     rows, sampler = 1500, Sampler(1.0, top_k=4)
-    target = CausalTarget(both())
+    target = FanOutTarget(both())
     made = build_accelerator("self_speculation", sampling="sampled", num_draft_tokens=2).fit(target)
     prompts = [PROMPTS[1]] * rows
     run = decode(target, prompts, made.drafter, made.rule, sampler, max_new_tokens=4, seed=[*range(rows)])

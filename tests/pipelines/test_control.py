@@ -167,7 +167,3 @@ def test_what_cannot_control_is_refused(
     monkeypatch.setattr(pipe.target, "prefill", None)
     with pytest.raises(InputError, match=message):
         drawn(pipe, **call)
-
-
-def without(state: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {other: tensor for other, tensor in state.items() if other != name}

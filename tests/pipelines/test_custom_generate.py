@@ -13,13 +13,11 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    LogitsProcessor,
-    LogitsProcessorList,
     PreTrainedModel,
 )
 
 import mmspec
-from mmspec.errors import InputError, MMSpecError, NumericalError
+from mmspec.errors import InputError, MMSpecError
 from mmspec.pipelines.generate_inputs import split_rows
 from mmspec.targets import CausalTarget
 from tests.methods import eagle_checks
@@ -63,16 +61,6 @@ ONE = prompts("the red thé the red")
 TWO = prompts("the red thé the red", "blue")
 
 
-class Spoil(LogitsProcessor):
-    """A logits processor that gives NaN from some length on."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return scores * torch.nan if input_ids.shape[1] >= self.length else scores
-
-
 def both(model: PreTrainedModel, name: str, inputs: dict[str, Any], **keywords: Any) -> torch.Tensor:
     """Assert that accelerated and plain generate agree; return the output."""
     keywords = {"max_new_tokens": NEW, **keywords}
@@ -90,29 +78,6 @@ def test_greedy_is_equal_alone_and_in_a_padded_batch(model: PreTrainedModel, nam
     both(model, name, prompts("a", "the red", "thé thé thé", "blue blue"), max_new_tokens=25)
     told = model.generate(**TWO, custom_generate=method(name), return_dict_in_generate=True, max_new_tokens=9)
     assert torch.equal(told.sequences, both(model, name, TWO, max_new_tokens=9))
-
-
-def test_ends_lengths_penalties_and_bans_are_equal(model: PreTrainedModel) -> None:
-    inputs = TWO
-    tokens = model.generate(**inputs, max_new_tokens=NEW)[0, inputs["input_ids"].shape[1] :].tolist()
-    for keywords in (
-        {"eos_token_id": tokens[7], "pad_token_id": 1},
-        {"eos_token_id": [tokens[3], tokens[20]], "pad_token_id": 1},
-        {"max_new_tokens": 1},
-        {"max_length": inputs["input_ids"].shape[1] + 9, "max_new_tokens": None},
-        {"repetition_penalty": 1.3},
-        {"no_repeat_ngram_size": 2},
-        {"bad_words_ids": [[tokens[0]], tokens[4:6]]},
-        {"eos_token_id": tokens[2], "min_new_tokens": 12, "pad_token_id": 1},
-    ):
-        both(model, "draft_model", inputs, **keywords)
-
-
-def test_logits_that_are_no_numbers_raise(model: PreTrainedModel) -> None:
-    processors = LogitsProcessorList([Spoil(ONE["input_ids"].shape[1] + 5)])
-    asked: dict[str, Any] = {"do_sample": True, "logits_processor": processors, "max_new_tokens": 12}
-    with pytest.raises(NumericalError, match=r"row 0, output token 5: .* NaN"):
-        model.generate(**ONE, **asked, custom_generate=method("draft_model"))
 
 
 def test_an_accelerated_call_prints_and_warns_nothing(
@@ -140,18 +105,6 @@ def test_sampling_is_reproducible_by_seed_and_by_torch(model: PreTrainedModel) -
     assert sample(None, 3) == sample(None, 3) != sample(None, 4)
     plain = model.generate(**TWO, custom_generate=mmspec.accelerate("none", seed=3), **keywords)
     assert sample(3, None) == plain.tolist()
-
-
-def test_every_warper_is_applied_as_generate_prepares_it(model: PreTrainedModel) -> None:
-    for warpers in (
-        *({"top_k": 5}, {"top_p": 0.7}, {"min_p": 0.1}, {"temperature": 0.5, "top_k": 20, "top_p": 0.9}),
-        *({"top_k": 0, "typical_p": 0.5}, {"epsilon_cutoff": 0.01}, {"top_k": 1}),
-    ):
-        keywords = {"max_new_tokens": 16, "do_sample": True, **warpers}
-        plain = model.generate(**ONE, custom_generate=mmspec.accelerate("none", seed=3), **keywords)
-        fast = model.generate(**ONE, custom_generate=method("copy", seed=3), **keywords)
-        assert torch.equal(plain, fast)
-    assert torch.equal(plain, model.generate(**ONE, max_new_tokens=16)), "of one token, as greedy decoding"
 
 
 def test_a_head_in_a_folder_is_loaded_for_the_model_that_is_decoded(tmp_path: Path) -> None:

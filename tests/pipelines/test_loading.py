@@ -23,7 +23,7 @@ from tests.families.official_layout import store
 from tests.methods import flash_checks, test_eagle3_official, test_eagle_official, test_hydra, test_medusa
 from tests.methods.eagle_checks import head_for
 from tests.methods.heads_checks import medusa_for
-from tests.tiny_models import tiny_image, tiny_llama, tiny_llava, tiny_tokenizer
+from tests.tiny_models import tiny_image, tiny_llama, tiny_llava
 
 RAW: dict[str, Any] = {"apply_chat_template": False, "max_new_tokens": 8}
 
@@ -221,9 +221,3 @@ def test_keys_that_are_missing_or_surplus_are_named(folder: Path) -> None:
         save_file(weights, path, metadata={"format": "pt"})
         with pytest.raises(CheckpointError, match=match):
             load_head("eagle", folder, *of(llama()))
-
-
-def test_the_repr_of_a_pipeline_shows_its_parts() -> None:
-    pipe = VisionLanguagePipeline(tiny_llama(vocab=128), tiny_tokenizer(), "copy")
-    expected = "model=LlamaForCausalLM, accelerator='copy', device='cpu', dtype=torch.float32"
-    assert repr(pipe) == f"VisionLanguagePipeline({expected})"

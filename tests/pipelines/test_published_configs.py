@@ -62,7 +62,7 @@ def generated(model: PreTrainedModel, values: dict[str, Any], count: int, tokeni
 
 
 @pytest.mark.parametrize("published", EVERY, ids=lambda one: one.family)
-@pytest.mark.every(2)
+@pytest.mark.every(3)
 def test_a_published_config_decodes_as_plain_decoding_and_generate_do(published: Published) -> None:
     """On one Llama: with `copy` and with a head; to the end of its context."""
     plain, copied, headed = pipes()
@@ -109,7 +109,7 @@ def test_guidance_of_a_model_that_draws_is_not_that_of_its_answers() -> None:
     assert answer(pipe, max_new_tokens=8) == expected
 
 
-@pytest.mark.parametrize("temperature", [1e-6, 1e-9, 1e-30, 1e-40, 5e-324])
+@pytest.mark.parametrize("temperature", [1e-6, 1e-40, 5e-324])
 def test_tiny_temperatures_are_greedy_wherever_they_come_from(temperature: float) -> None:
     pipe = pipes()[1]
     model = pipe.model

@@ -67,9 +67,3 @@ def test_dense_labels_give_back_every_fact_of_a_scene() -> None:
         AttributeJudge(oracle), images, [caption(scene) for scene in scenes[1:] + scenes[:1]]
     )
     assert 0.1 < wrong.share < 0.6
-
-
-@pytest.fixture(scope="module")
-def judge() -> AttributeJudge:
-    torch.manual_seed(0)
-    return AttributeJudge(build_reader("tiny"))

@@ -59,7 +59,7 @@ def read(model: PreTrainedModel, ids: Tensor = IDS) -> Tensor:
     return logits
 
 
-def say(model: Any, ids: Tensor = IDS, count: int = 12) -> list[int]:
+def say(model: Any, ids: Tensor = IDS, count: int = 8) -> list[int]:
     mask = torch.ones_like(ids)
     found = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=count, do_sample=False)
     words: list[int] = found[0].tolist()

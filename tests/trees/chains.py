@@ -62,14 +62,6 @@ class Chains:
             ends.append(edges & (prefix % 5 == 4) & (place > 0))
         return cls(tokens, torch.stack(p, 1), torch.stack(q[:-1], 1), torch.stack(ends[:-1], 1))
 
-    @classmethod
-    def alike(cls, p: list[float], q: list[float], places: int) -> Chains:
-        """Distributions that no prefix changes."""
-        tokens = torch.tensor(list(itertools.product(range(len(p)), repeat=places)))
-        all_p, all_q = (torch.tensor(each, dtype=torch.float64).expand(len(tokens), 1, -1) for each in (p, q))
-        ends = torch.zeros_like(tokens, dtype=torch.bool)
-        return cls(tokens, all_p.repeat(1, places + 1, 1), all_q.repeat(1, places, 1), ends)
-
     @property
     def drawn(self) -> Tensor:
         """[R, K] the candidates that there are."""

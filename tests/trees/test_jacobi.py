@@ -76,25 +76,6 @@ def test_images_follow_the_targets_distribution(name: str) -> None:
     check_distribution(*DISTRIBUTIONS[name])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("window", "coupling", "init"),
-    [
-        (1, "fresh", "edge"),
-        (2, "exact", "uniform"),
-        (4, "fresh", "repeat"),
-        (6, "maximal", "above"),
-        (6, "gumbel", "edge"),
-    ],
-)
-@torch.inference_mode()
-def test_windows_couplings_and_inits_follow_the_distribution(window: int, coupling: str, init: str) -> None:
-    check_distribution(JacobiDrafter(window, coupling, init), Sampler(1.0), rows=100_000)
-    if window > 1:
-        tree = JacobiDrafter(window, coupling, init, "3x2"[: 2 * window - 3], window - 1)
-        check_distribution(tree, Sampler(0.8, top_k=4, guidance_scale=1.5))
-
-
 @torch.inference_mode()
 def test_tokens_of_a_transformer_follow_its_distribution() -> None:
     drafter = JacobiDrafter(3, front="3x3", reach=2)

@@ -15,7 +15,6 @@ import torch
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.draft import DraftKind
-from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.heads.feature_session import FeatureSession
@@ -32,9 +31,8 @@ from mmspec.trees.pacing import (
 from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, check_words, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
-from tests.methods import dflash_checks, flash_checks
+from tests.methods import dflash_checks
 from tests.methods.eagle_checks import WORDS, Examined, Gullible, SlowWay, few_words, head_for, paths_of
-from tests.methods.flash_checks import answer, inputs_of, target_of
 from tests.methods.heads_checks import drafter_for
 from tests.methods.naive_eagle import NaiveEagle
 from tests.methods.naive_heads import NaiveHydra, NaiveMedusa
@@ -325,22 +323,6 @@ def test_sizes_are_chosen_where_no_token_can_depend_on_them(
     options = {key: llama() if value == "llama" else value for key, value in options.items()}
     accelerator = build_accelerator(name, **options)
     assert chosen_by_cost(accelerator, Sampler(temperature), torch.device(device)) is expected
-
-
-@pytest.mark.parametrize(
-    ("name", "family", "options"),
-    [("flash", "llava", {"stop_below": 0.05}), ("draft_model", "qwen2_5_vl", {}), ("copy", "llava", {})],
-)
-def test_no_output_depends_on_the_size_of_drafts(name, family, options):
-    target, sampler = target_of(family), Sampler(0.9)
-    inputs = list(inputs_of(family).values())[:3]
-    expected = answer(target, NoDrafter(), inputs, sampler, 16).outputs()
-    if name != "copy":
-        options = {"model": flash_checks.head_for(target) if name == "flash" else target, **options}
-    length = "confidence" if "stop_below" in options else "cost"
-    accelerator = build_accelerator(name, length=length, **options).fit(target)
-    drafter = accelerator.drafter if accelerator.costs is None else paced(accelerator.drafter)
-    assert answer(target, drafter, inputs, sampler, 16).outputs() == expected
 
 
 @pytest.mark.parametrize(

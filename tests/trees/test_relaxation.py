@@ -12,9 +12,7 @@ from mmspec.core.interfaces import AcceptanceRule
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
-from mmspec.kernels import rank_ratio
 from mmspec.plugins import RULES
-from mmspec.trees.budget import Budget
 from mmspec.trees.relaxed_sampling import RelaxedSampling, total_variation
 from tests.contracts import distributions
 from tests.contracts.running import decode
@@ -77,29 +75,6 @@ def check_spent(rule: AcceptanceRule, outcome: Outcome, p: Tensor, delta: float)
     assert (distance <= outcome.tv + ROUNDING).all(), f"{rule}: less is reported than was done"
     assert (outcome.tv <= delta + ROUNDING).all(), f"{rule}: {outcome.tv.max()} was spent"
     return float(distance.max())
-
-
-def test_lantern_removes_little() -> None:
-    """One deterministic candidate, and only the neighbours that were added leave: TV <= delta everywhere."""
-    p, delta = random_distributions(60)[0], 0.15
-    tokens = torch.arange(VOCABULARY).repeat(10)[:, None]
-    for rule in (rule_of("lantern", delta=delta), rule_of("lantern", delta=delta, syntax=2, neighbours=2)):
-        outcome = point_distribution(rule, p, tokens)
-        distance = total_variation(outcome.output, p)
-        assert distance.max() > 0.5 * delta, "neighbours were aggregated"
-        assert (distance <= delta + ROUNDING).all(), f"{rule}: {distance.max()}"
-        torch.testing.assert_close(outcome.tv, distance, rtol=0, atol=ROUNDING)
-
-
-def test_groups_accept_at_least_the_exact_mass() -> None:
-    """Triangle inequality, which holds for partitions; x is in its own group."""
-    for size in (3, 7):
-        p, q = random_distributions(1000, 32, seed=size)
-        for draft in (q, 0.9 * p + 0.1 * q, 0.8 * p + 0.2 * p.roll(1, -1)):
-            accepted = draft * rank_ratio(p, draft, size)
-            assert (accepted <= draft).all()
-            exact = torch.minimum(p, draft).sum(-1)
-            assert (accepted.sum(-1) >= exact - ROUNDING).all(), "less than the exact rule accepts"
 
 
 def test_excluded_tokens_stay_excluded() -> None:
@@ -174,19 +149,12 @@ def test_trees_report_distances() -> None:
     ("name", "options"),
     [
         ("budget", {"relaxation": "tokens"}),
-        ("budget", {"neighbours": 0}),
-        ("budget", {"metric": "l1"}),
         ("budget", {"group_size": 0}),
-        ("lantern", {"lam": 1.0}),
-        ("lantern", {"neighbours": 2.5}),
         ("lantern++", {"lam": float("nan")}),
         ("grouped", {"group_size": True}),
         ("suffix", {"confidence": 1.5}),
         ("typical", {"epsilon": -0.1}),
-        ("typical", {"delta": float("nan")}),
         ("top_beta", {"beta": 0}),
-        ("top_beta", {"tau": -1.0}),
-        ("budget", {"delta": True}),
         ("lantern", {"delta": 1.1}),
     ],
 )
@@ -194,13 +162,6 @@ def test_a_setting_out_of_range_is_named(name: str, options: dict[str, object]) 
     with pytest.raises(InputError) as caught:
         RULES[name](**options)
     assert caught.value.argument == next(iter(options))
-
-
-def test_rules_say_what_they_promise() -> None:
-    assert [str(Budget(delta).promise) for delta in (0.0, 0.1, 0.25)] == ["exact", "tv<=0.1", "tv<=0.25"]
-    assert (Budget.exactness, Budget.bound) == ("bounded", "TV at most delta per token")
-    for name in ("lantern", "lantern++", "grouped", "suffix"):
-        assert str(RULES[name]().promise) == "lossy"
 
 
 def test_a_rule_that_was_not_fitted_says_so() -> None:

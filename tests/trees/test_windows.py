@@ -7,19 +7,12 @@ from typing import Any
 
 import pytest
 
-from mmspec.accelerators import build_accelerator
 from mmspec.core.sampling import Sampler
-from mmspec.families.images import image_target
-from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.cjd.drafter import CorrectedDrafter
-from mmspec.pipelines.image_prompts import image_requests
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import WindowDrafter
 from mmspec.trees.window import KIND_OF_COUPLING
 from tests.methods import corrected_checks
-from tests.targets.image_loop import draw as draw_images
-from tests.tiny_models import tiny_emu3, tiny_emu3_5
-from tests.tiny_models.llamagen import tiny_llamagen
 from tests.trees.jacobi_checks import GRID, SAMPLER, draw, images, plain
 
 
@@ -62,28 +55,3 @@ def test_a_row_of_a_batch_is_drawn_as_it_is_alone(kind: str) -> None:
     for tree in TREES[::2]:
         made = WINDOWS[kind](7, **tree)
         assert [draw(made, [row])[0][0] for row in (2, 1)] == draw(made, [2, 1])[0], tree
-
-
-@pytest.mark.parametrize("family", ["llamagen", "emu3", "emu3_5"])
-@pytest.mark.every(3)
-def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
-    if family == "llamagen":
-        target: Any = LlamaGenTarget(tiny_llamagen("class"))
-        requests = image_requests(target, class_labels=[0, 3], guided=True)
-    else:
-        model, tokenizer = (tiny_emu3 if family == "emu3" else tiny_emu3_5)()
-        target = image_target(model)
-        size = {"height": 4 * target.stride, "width": 3 * target.stride}
-        requests = image_requests(target, ["a red circle", "blue"], guided=True, tokenizer=tokenizer, **size)
-    window = min(8, requests[0].layout.length)
-    corrector = {"model": corrected_checks.head_for(target), "corrected": 5}
-    for name, options, coupling in (
-        ("sjd", {"init": "above"}, "exact"),
-        ("sjd", {}, "maximal"),
-        ("cjd", corrector, "exact"),
-        ("cjd", corrector, "maximal"),
-    ):
-        temperature = 0.9 if coupling == "exact" else 0.0
-        fast = build_accelerator(name, window=window, coupling=coupling, **options)
-        expected, _ = draw_images(target, build_accelerator("none"), requests, 3.0, temperature)
-        assert draw_images(target, fast.fit(target), requests, 3.0, temperature)[0] == expected, name
