@@ -49,13 +49,16 @@ class TrainedDrafter(SessionDrafter):
 
     Attributes:
         model: the trained head.
-        title: name of such heads in messages.
         target: provides the embedding and output matrix; None before `fit`.
     """
 
     model: DraftingHead | WindowHead
-    title: ClassVar[str]
     target: CausalTarget | None = None
+
+    @property
+    def title(self) -> str:
+        """Name of such heads in messages."""
+        return type(self.model).__name__
 
     def check(self, target: AnyTarget) -> None:
         """Raise InputError unless the head was trained for a target of this kind and size."""

@@ -11,10 +11,10 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import mmspec
+from mmspec.accelerators import build_accelerator
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
-from mmspec.methods.low_confidence.policy import low_confidence
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.targets import CausalTarget
@@ -107,7 +107,9 @@ def test_the_default_is_one_place_a_forward(pipe: Any) -> None:
 
 
 def test_a_text_streams_as_places_from_the_left_are_decided(pipe: Any) -> None:
-    whole = said(pipe, [0], SAMPLED, low_confidence(2, 4)).text[0]
+    whole = said(
+        pipe, [0], SAMPLED, build_accelerator("low_confidence", places_per_step=2, block_length=4)
+    ).text[0]
     deltas = pipe.stream(
         PROMPTS[0], max_new_tokens=LENGTH, apply_chat_template=False, seed=SEEDS[0], **SAMPLED
     )
@@ -243,4 +245,4 @@ def test_what_needs_a_next_token_is_refused(folders: Path) -> None:
     with pytest.raises(InputError, match="stay together"):
         text.running_batch(2)
     with pytest.raises(InputError, match="a masked model"):
-        low_confidence().fit(CausalTarget(tiny_lm()))
+        build_accelerator("low_confidence").fit(CausalTarget(tiny_lm()))

@@ -14,8 +14,8 @@ from mmspec.core.interfaces import AcceptanceRule, Drafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.targets import CausalTarget
 from mmspec.trees.growth import TreeGrowth, static_tree
 from mmspec.trees.matching import SampleAndMatch
@@ -50,7 +50,7 @@ def draft_model(sampling: str, tree: str, stop_below: float = 0.0) -> Drafter:
 
 
 def eagle(sampling: str, tree: str, stop_below: float = 0.0) -> Drafter:
-    drafter = EagleDrafter(eagle_checks.head_for(words()), tree=tree, sampling=sampling)
+    drafter = GrownTreeDrafter(eagle_checks.head_for(words()), tree=tree, sampling=sampling)
     return (drafter.stopping_below(stop_below) if stop_below else drafter).fit(words())
 
 

@@ -249,7 +249,6 @@ class CorrectedDrafter(StateWindowDrafter):
         InputError: a value is out of range.
     """
 
-    title = "a corrector"
     session = CorrectedSession
     model: CorrectorHead
 

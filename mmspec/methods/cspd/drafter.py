@@ -17,7 +17,7 @@ __all__ = ["cspd"]
 
 
 def cspd(
-    model: PreTrainedModel | MARTarget,
+    model: PreTrainedModel | MARTarget | type[MARTarget],
     num_draft_tokens: int = 8,
     prefill: float = 0.05,
     order: str = "random",

@@ -26,7 +26,7 @@ from mmspec.targets.causal import CacheState
 from mmspec.targets.steps import StaticCaches
 from mmspec.validation import require_number
 
-__all__ = ["DFlashDrafter", "DSparkDrafter"]
+__all__ = ["DFlashDrafter"]
 
 
 class BlockSession(CachingSession):
@@ -129,7 +129,6 @@ class DFlashDrafter(HeadDrafter):
         InputError: a value is out of range, or the head has no confidence.
     """
 
-    title = "a DFlash head"
     session = BlockSession
     model: DFlashHead
     caches: StaticCaches | None = None
@@ -161,12 +160,3 @@ class DFlashDrafter(HeadDrafter):
     def compile(self) -> None:
         if self.caches is None and has_graphs(self.model.device):
             self.caches = StaticCaches()
-
-
-class DSparkDrafter(DFlashDrafter):
-    """Drafts as DFlash does, with each token depending on the one before it.
-
-    Args: see `DFlashDrafter`.
-    """
-
-    title = "a DSpark head"

@@ -108,7 +108,6 @@ class FlashDrafter(FeatureDrafter):
         InputError: a value is out of range.
     """
 
-    title = "a FLASH head"
     session = FlashSession
 
     def __init__(

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import pad
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import DraftKind, Nodes, Tree
@@ -30,7 +29,7 @@ from mmspec.targets import CausalTarget
 from mmspec.trees.siblings import kind_of
 from mmspec.validation import check_draft_tokens
 
-__all__ = ["BlockTree", "SelfSpeculationDrafter", "self_speculation"]
+__all__ = ["BlockTree", "SelfSpeculationDrafter"]
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,3 @@ class SelfSpeculationDrafter(SessionDrafter):
         fitted = copy.copy(self)
         fitted.mask = mask
         return fitted
-
-
-def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
-    """Draft with masked blocks of the target itself (2607.05722); options: see `SelfSpeculationDrafter`."""
-    return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.interfaces import DraftSession, Target
@@ -31,7 +30,7 @@ from mmspec.trees.siblings import SiblingDraws
 from mmspec.validation import check_draft_tokens, is_integer
 from mmspec_extras.methods.early_exit.exits import FirstLayers, count_layers, head_cost
 
-__all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer", "early_exit"]
+__all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer"]
 
 AUTO = "auto"
 PARTS = 8  # of the stack of layers; the exits to choose among lie between them
@@ -221,7 +220,7 @@ class EarlyExitDrafter(SessionDrafter):
     def fit(self, target: Target[Any]) -> EarlyExitDrafter:
         if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
             rule = "needs a causal decoder of tokens, without recurrent layers"
-            raise InputError("accelerator", "early_exit", rule)
+            raise InputError("accelerator", rule)
         if isinstance(self.layers, str):
             exits = tuple(sorted({max(1, most * part // PARTS) for part in range(1, PARTS)}))
         elif self.layers <= most:
@@ -248,8 +247,3 @@ class EarlyExitDrafter(SessionDrafter):
 def chain_of(length: int, stop_below: float) -> StaticTree:
     """Return a chain of `length` candidates; it ends early if the likeliest one is below `stop_below`."""
     return StaticTree([0, *range(length)]).stopping_below(stop_below)
-
-
-def early_exit(layers: int | str = "auto", num_draft_tokens: int = 6) -> Accelerator:
-    """Draft with the target's first layers (2404.16710, 2504.05598). Options: see `EarlyExitDrafter`."""
-    return pair("early_exit", EarlyExitDrafter(layers, num_draft_tokens))

@@ -76,7 +76,6 @@ class VerticalDrafter(StateWindowDrafter):
         InputError: a value is out of range.
     """
 
-    title = "a vertical head"
     session = VerticalSession
     model: VerticalHead
 
