@@ -204,12 +204,12 @@ class PacedDrafter(Drafter):
         """Create a policy without measurements: a pruning one if the drafter rates paths."""
         if not self.inner.rates_paths:
             return SizePolicy(self.inner.sizes, self.config)
-        probes = self.inner.probes_of
-        if not probes(0):
+        queries = self.inner.queries_of
+        if not queries(0):
             return PruningPolicy(half_lengths(self.max_nodes - 1), config=self.config)
-        largest = max(size for size in range(self.max_nodes) if size + probes(size) < self.max_nodes)
+        largest = max(size for size in range(self.max_nodes) if size + queries(size) < self.max_nodes)
         sizes = (*half_lengths(largest), 0)
-        return PruningPolicy(sizes, [probes(size) for size in sizes], self.config)
+        return PruningPolicy(sizes, [queries(size) for size in sizes], self.config)
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         self.inner.admit(requests, sampler, stopping)
