@@ -108,8 +108,8 @@ def check_accelerator(
     if not isinstance(drafter, PreTrainedModel):
         check_no_other(name, check_source(drafter, "drafter"))
     family = family_of(found.model_config)
-    draws_vectors = family is not None and family.draws == "vectors"
-    build_accelerator(name, load(family.target) if draws_vectors else CausalTarget, **found.options)
+    kind = CausalTarget if family is None or family.draws != "vectors" else load(family.target)
+    build_accelerator(name, kind, **found.options)
     return drafter
 
 

@@ -50,10 +50,12 @@ class TrainedDrafter(SessionDrafter):
     Attributes:
         model: the trained head.
         target: provides the embedding and output matrix; None before `fit`.
+        compiled: result of `compile`; None before, and after the head has moved.
     """
 
     model: DraftingHead | WindowHead
     target: CausalTarget | None = None
+    compiled: Any = None
 
     @property
     def title(self) -> str:
@@ -83,6 +85,7 @@ class TrainedDrafter(SessionDrafter):
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.to(*args, **kwargs)
+        self.compiled = None
 
     def fit(self, target: AnyTarget) -> Self:
         self.check(target)
@@ -207,7 +210,7 @@ class HeadSession(DraftSession):
         """Start a tree with the drafter's way of choosing siblings."""
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(self.drafter.kind, *noise, self.target.vocabulary, self.names)
-        return TreeGrowth(self.shape, canvas.root, self.names, draws)
+        return TreeGrowth(self.shape, canvas.root, draws)
 
     def rated(self, growth: TreeGrowth) -> Tree:
         """Return the grown tree, and store the log-probabilities of its paths as `likelihoods`."""

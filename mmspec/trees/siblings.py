@@ -7,6 +7,7 @@ of a level must not depend on the tokens drawn there.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -28,14 +29,14 @@ KIND_OF_SAMPLING = {
 DRAWN = (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
 
 
-def kind_of(sampling: str) -> DraftKind:
+def kind_of(sampling: str, allowed: Collection[str] = KIND_OF_SAMPLING.keys()) -> DraftKind:
     """Return the kind of drafts for a value of `sampling`.
 
     Raises:
-        InputError: the value is unknown.
+        InputError: the value is not one of `allowed`.
     """
-    if sampling not in KIND_OF_SAMPLING:
-        raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+    if sampling not in allowed:
+        raise InputError("sampling", sampling, did_you_mean(sampling, allowed))
     return KIND_OF_SAMPLING[sampling]
 
 

@@ -8,7 +8,6 @@ of draws, verified exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,7 +45,7 @@ class BlockSession(CachingSession):
         head, device, known = self.head, self.target.device, self._known(batch)
         lengths = [rows.shape[1] for rows in known]
         capacity = max(lengths) + 2 * head.config.block
-        caches = self.drafter.caches
+        caches = self.drafter.compiled
         take = RaggedCache if caches is None else caches.take
         cache = take(head.layers_config, len(known), capacity, device)
         cache.plan.reads_all = caches is not None  # graphs have one width
@@ -131,7 +130,7 @@ class DFlashDrafter(HeadDrafter):
 
     session = BlockSession
     model: DFlashHead
-    caches: StaticCaches | None = None
+    compiled: StaticCaches | None = None
 
     def __init__(
         self,
@@ -153,10 +152,6 @@ class DFlashDrafter(HeadDrafter):
     def deepest(self) -> tuple[int, str]:
         return self.model.config.depth, "the tokens of a block"
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
-        super().to(*args, **kwargs)
-        self.caches = None
-
     def compile(self) -> None:
-        if self.caches is None and has_graphs(self.model.device):
-            self.caches = StaticCaches()
+        if self.compiled is None and has_graphs(self.model.device):
+            self.compiled = StaticCaches()

@@ -124,7 +124,7 @@ class DraftModelSession(DraftSession):
         """Grow a tree after unread tokens [B, m], with one forward pass of the draft model a level."""
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(self.drafter.kind, *noise, self.vocabulary)
-        growth = TreeGrowth(shape, canvas.root, draws=draws)
+        growth = TreeGrowth(shape, canvas.root, draws)
         logits = self._read(unread)
         while True:
             growth.grow(self.sampler.warp(logits).log_softmax(-1))

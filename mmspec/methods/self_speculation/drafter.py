@@ -24,7 +24,6 @@ from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
-from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
 from mmspec.trees.siblings import kind_of
 from mmspec.validation import check_draft_tokens
@@ -123,9 +122,7 @@ class SelfSpeculationDrafter(SessionDrafter):
 
     def __init__(self, num_draft_tokens: int = 8, sampling: str = "coupled") -> None:
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
-        if sampling not in ("coupled", "sampled"):
-            raise InputError("sampling", sampling, did_you_mean(sampling, ("coupled", "sampled")))
-        self.kind, self.sampling = kind_of(sampling), sampling
+        self.kind = kind_of(sampling, ("coupled", "sampled"))
         self.max_nodes = (num_draft_tokens + 1) ** 2
 
     def fit(self, target: AnyTarget) -> SelfSpeculationDrafter:

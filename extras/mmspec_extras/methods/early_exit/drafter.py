@@ -141,7 +141,7 @@ class EarlyExitSession(DraftSession):
             return Tree.chain(canvas.root[:, None], DraftKind.COUPLED)
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(DraftKind.COUPLED, *noise, self.drafter.readers[self.exit].vocabulary)
-        growth = TreeGrowth(chain_of(self.length, self.drafter.stop_below), canvas.root, draws=draws)
+        growth = TreeGrowth(chain_of(self.length, self.drafter.stop_below), canvas.root, draws)
         tokens = canvas.root[:, None]
         while True:
             logits = self.sampler.guided(self._read(tokens))
