@@ -114,6 +114,7 @@ class PromptTokensSession(HeadSession):
     row_fields = named("logits", "known")
 
     drafter: PromptTokensDrafter
+    head: PromptTokens
 
     def __init__(self, drafter: PromptTokensDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
