@@ -36,6 +36,11 @@ class DraftKind(enum.Enum):
     WITHOUT_REPLACEMENT = "without_replacement"
     """Siblings drawn one after another from the same `q`, each removed before the next draw."""
 
+    @property
+    def is_drawn(self) -> bool:
+        """Whether candidates are verified with the distribution that they were drawn from."""
+        return self in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
+
 
 @dataclass(frozen=True)
 class Nodes:

@@ -28,7 +28,7 @@ from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets import AnyTarget
 from mmspec.targets.causal import CacheState, CausalTarget
 from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
-from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
+from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS
 
 __all__ = [
@@ -149,7 +149,7 @@ class HeadDrafter(TrainedDrafter):
         self.model = model
         self.kind = kind_of(sampling)
         self.shape = drawable(choose_tree(model.config, num_draft_tokens, depth, top_k, tree), sampling)
-        self.rates_paths = self.kind not in DRAWN  # selection among drawn candidates would bias them
+        self.rates_paths = not self.kind.is_drawn  # selection among drawn candidates would bias them
         most, what = self.deepest
         if self.shape.depth > most:
             raise InputError("depth", self.shape.depth, f"must be at most {most}, {what}")

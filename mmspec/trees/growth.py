@@ -28,7 +28,7 @@ from mmspec.core.indexing import pick
 from mmspec.errors import InputError
 from mmspec.kernels import best, tree_paths
 from mmspec.registry import did_you_mean
-from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
+from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS, check_draft_tokens, is_integer
 
 MAX_LEVELS = 64
@@ -304,7 +304,7 @@ def drawable(shape: Shape, sampling: str) -> Shape:
             of children, so that equal siblings cannot share them.
     """
     kind = kind_of(sampling)
-    if kind in DRAWN and not isinstance(shape, StaticTree):
+    if kind.is_drawn and not isinstance(shape, StaticTree):
         rule = f"must be static (4x2x2, a name or parents) with sampling={sampling!r}"
         raise InputError("tree", "dynamic", rule)
     if kind is DraftKind.IID and isinstance(shape, StaticTree) and not shape.is_full:
@@ -408,7 +408,7 @@ class TreeGrowth:
             candidates = self.draws.names[candidates]
         scores = (self.scores[..., None] + log_p.gather(-1, children)).flatten(1)
         parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
-        if self.draws.is_drawn:
+        if self.draws.kind.is_drawn:
             self._q.append(log_p.exp().repeat_interleave(branch, 1))
             scores = scores.masked_fill(self._ended[:, None], -math.inf)
         self._pool.append((candidates, parents, scores))
@@ -452,7 +452,7 @@ class TreeGrowth:
             tokens,
             scores > -math.inf,
             self.draws.kind,
-            self._drawn_from(chosen) if self.draws.is_drawn else PointMass(tokens[:, 1:]),
+            self._drawn_from(chosen) if self.draws.kind.is_drawn else PointMass(tokens[:, 1:]),
             faulty,
             renumber(parents, chosen),
             self.level,

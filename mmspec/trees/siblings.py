@@ -26,7 +26,6 @@ KIND_OF_SAMPLING = {
     "sampled": DraftKind.IID,
     "without_replacement": DraftKind.WITHOUT_REPLACEMENT,
 }
-DRAWN = (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
 
 
 def kind_of(sampling: str, allowed: Collection[str] = KIND_OF_SAMPLING.keys()) -> DraftKind:
@@ -82,8 +81,3 @@ class SiblingDraws:
             noise = random.gumbel(place, purpose, self.vocabulary, log_p.dtype)  # [B, 1, V]
             drawn = (log_p + (noise if self.names is None else noise[..., self.names])).topk(count).indices
         return drawn if greedy is False else torch.where(greedy, log_p.topk(count).indices, drawn)
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether candidates are verified with the distribution that they were drawn from."""
-        return self.kind in DRAWN

@@ -16,6 +16,7 @@ from mmspec.families.mar.target import MARTarget
 from mmspec.methods.draft_model.drafter import LENGTH, DraftModelDrafter
 from mmspec.methods.draft_model.masked import MaskedModelDrafter
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
+from mmspec.open_types import Keywords
 from mmspec.targets import CausalTarget, adapt
 from mmspec.trees.rejection import SpeculativeSampling
 from mmspec.vectors.rules import Reflection, SharedNoise
@@ -48,23 +49,26 @@ def draft_model(
     reader: Any = model
     if isinstance(model, PreTrainedModel):
         reader = continuous_target(model) or adapt(model)
+    of_text: Keywords = {"tree": tree, "keep": keep, "mass": mass}
     if reader.fills_masks:
-        for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
-            if value is not None:
-                required = "must be None: a masked draft model drafts one chain, which it searches for"
-                raise InputError(name, value, required)
+        rule = "must be None: a masked draft model drafts one chain, which it searches for"
+        refuse({"sampling": sampling, **of_text}, rule)
         return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
     if not issubclass(reader.distribution, Continuous):
-        how = sampling or "coupled", tree, keep, mass
-        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, *how))
-    for name, value in (("tree", tree), ("keep", keep), ("mass", mass)):
-        if value is not None:
-            required = "must be None: a draft model of continuous tokens drafts a chain from the whole prompt"
-            raise InputError(name, value, required)
+        drafter = DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled", **of_text)
+        return pair("draft_model", drafter)
+    refuse(of_text, "must be None: a draft model of continuous tokens drafts a chain from the whole prompt")
     length = LENGTH if num_draft_tokens is None else num_draft_tokens
     if reader.any_order:
         cells = CellModelDrafter(reader, length)
         return Accelerator("draft_model", cells, SpeculativeSampling())
     vectors = VectorModelDrafter(reader, length, sampling or "sampled")
-    rule = SharedNoise() if sampling == "coupled" else Reflection()
-    return Accelerator("draft_model", vectors, rule)
+    verified = SharedNoise() if sampling == "coupled" else Reflection()
+    return Accelerator("draft_model", vectors, verified)
+
+
+def refuse(options: Keywords, rule: str) -> None:
+    """Raise InputError for the first option that is not None."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(name, value, rule)

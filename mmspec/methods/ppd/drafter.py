@@ -29,7 +29,6 @@ from mmspec.kernels import best
 from mmspec.methods.ppd.head import PromptTokens
 from mmspec.open_types import Keywords
 from mmspec.targets.causal import CausalState
-from mmspec.trees.siblings import DRAWN
 from mmspec.validation import require_number
 
 __all__ = ["PromptTokensDrafter", "place_probes"]
@@ -182,7 +181,7 @@ class PromptTokensDrafter(HeadDrafter):
         probes_per_node: float = 1.0,
     ) -> None:
         super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
-        if self.kind in DRAWN:
+        if self.kind.is_drawn:
             raise InputError("sampling", sampling, "must be 'greedy' or 'coupled'")
         self.probes = model.config.num_probes
         rule = f"must be between 0 and {self.probes}, the number of prompt tokens"

@@ -31,7 +31,6 @@ from mmspec.trees.pacing.config import DEFAULT_PACING, PacingConfig
 from mmspec.trees.pacing.costs import PLAIN
 from mmspec.trees.pacing.pruning import PruningPolicy
 from mmspec.trees.pacing.sizes import SizePolicy, half_lengths
-from mmspec.trees.siblings import DRAWN
 
 PacingPolicy = SizePolicy | PruningPolicy
 Policy = TypeVar("Policy", bound=PacingPolicy)
@@ -60,7 +59,7 @@ class PacedSession(DraftSession, Generic[Policy]):
         self.policy = policy
         self.inner = drafter.inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
         none = batch.prefill.logits.new_zeros(len(batch.requests), 0, batch.prefill.logits.shape[-1])
-        self._no_q = Categorical(none) if drafter.kind in DRAWN else None
+        self._no_q = Categorical(none) if drafter.kind.is_drawn else None
         self.choice: int | None = None
         self.started = 0.0
         self.lengths: list[int] = []
