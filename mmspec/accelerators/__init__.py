@@ -70,7 +70,8 @@ def of_drafter(method: Method) -> set[str]:
 
 def options_of(method: Method) -> set[str]:
     """Return the names of the options of a method: those of its drafter, and of a rule of its own."""
-    return of_drafter(method) | set([] if method.rule is None else keywords(RULES[method.rule]))
+    of_rule = [] if method.rule is None else keywords(RULES[method.rule])
+    return of_drafter(method).union(of_rule)
 
 
 def promise_of(method: Method) -> tuple[str, str | None]:
@@ -140,16 +141,16 @@ def build_accelerator(
     options = plain_numbers(options)
     method = METHODS[name]
     rule_class = None if acceptance is None else RULES[acceptance]
-    of_rule = set([] if rule_class is None else keywords(rule_class))
-    names = of_drafter(method) - of_rule | {"model"}
+    of_rule = [] if rule_class is None else keywords(rule_class)
+    names = of_drafter(method).difference(of_rule) | {"model"}
     own = {key: value for key, value in options.items() if key in names}
     given = {key: value for key, value in options.items() if key not in names}
     plain = is_integer(drafted := own.get("num_draft_tokens")) and drafted == 0
     made = replace(make(METHODS["none"]), name=name) if plain else make(method, *model, **own)
     if rule_class is None:
-        of_rule = set(keywords(type(made.rule)))
-    for option in given.keys() - of_rule:
-        known = of_drafter(method) | of_rule | OF_ALL
+        of_rule = keywords(type(made.rule))
+    for option in given.keys() - {*of_rule}:
+        known = of_drafter(method).union(of_rule, OF_ALL)
         raise UnknownArgumentError(f"option of accelerator {name!r}", option, did_you_mean(option, known))
     if rule_class is not None:
         made = made.with_rule(rule_class(**given))
