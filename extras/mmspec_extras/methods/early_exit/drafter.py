@@ -220,7 +220,7 @@ class EarlyExitDrafter(SessionDrafter):
     def fit(self, target: Target[Any]) -> EarlyExitDrafter:
         if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
             rule = "needs a causal decoder of tokens, without recurrent layers"
-            raise InputError("accelerator", rule)
+            raise InputError("accelerator", "early_exit", rule)
         if isinstance(self.layers, str):
             exits = tuple(sorted({max(1, most * part // PARTS) for part in range(1, PARTS)}))
         elif self.layers <= most:

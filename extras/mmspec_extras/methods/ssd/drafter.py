@@ -76,6 +76,7 @@ class VerticalDrafter(StateWindowDrafter):
         InputError: a value is out of range.
     """
 
+    title = "a vertical head"
     session = VerticalSession
     model: VerticalHead
 
