@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
@@ -69,7 +69,6 @@ class Head:
 
     Attributes:
         model: the head, a `DraftingHead` with the `config_class` of its config.
-        drafter: the `Drafter` that runs it.
         loss: the `DrafterLoss` that trains it; None if it cannot be trained here.
         published: reads a folder in the layout of the method's authors, for a target; None without one.
         of_images: whether it drafts image tokens alone.
@@ -83,7 +82,6 @@ class Head:
     """
 
     model: str
-    drafter: str
     loss: str | None = None
     published: str | None = None
     of_images: bool = False
@@ -94,7 +92,7 @@ class Head:
     variants: Mapping[str, Variant] = field(default_factory=dict)
 
     def load(self, part: str) -> Any:
-        """Import a part that is not None: "model", "drafter", "loss" or "published"."""
+        """Import a part that is not None: "model", "loss" or "published"."""
         return load(getattr(self, part))
 
 
@@ -106,10 +104,16 @@ class Method:
         name: name for `accelerator=`; for a record that has rules alone, the folder's name.
         summary: one-line description, for tables.
         source: the paper's arXiv id; "-" without one.
-        make: a typed function that returns the `Accelerator`; it takes the loaded `model` first if it needs
-            one. None for heads and policies, which are built in a common way.
+        drafter: its `Drafter`, a class whose typed parameters are options; it takes the loaded `model` first
+            if it needs one. The class attributes tell what is known before it is made. None for a record that
+            has rules alone.
+        rule: name of the rule that verifies its drafts; None for the default rule of their kind.
+        settings: arguments of that rule in place of its defaults.
+        make: a typed function with the parameters of `drafter` that returns the `Accelerator`, for a method
+            that chooses among drafters or pairs drafter and rule itself; None for the others.
         head: parts of its trained head, if it has one.
-        policy: rule of a method that decides places of a masked block.
+        beside: a function that adds candidates beside those of a head's drafter, given the drafter and
+            options of its own, which all heads with `Drafter.shares_tree` then have.
         rules: acceptance rules that the folder adds, by the names that `acceptance=` takes.
         trials: settings that `mmspec bench --accelerators all` compares on images, in command line syntax; of
             several values (`window=16|32`) it uses the best.
@@ -122,9 +126,12 @@ class Method:
     name: str
     summary: str = ""
     source: str = "-"
+    drafter: str | None = None
+    rule: str | None = None
+    settings: Mapping[str, object] = field(default_factory=dict)
     make: str | None = None
     head: Head | None = None
-    policy: str | None = None
+    beside: str | None = None
     rules: Mapping[str, str] = field(default_factory=dict)
     trials: Sequence[str] = ()
     tuned: Sequence[str] = ()
@@ -133,9 +140,9 @@ class Method:
     keeps: str | None = None
 
     @property
-    def accelerates(self) -> bool:
-        """Whether the name is one for `accelerator=`; other records have acceptance rules alone."""
-        return bool(self.make or self.head or self.policy)
+    def drafter_class(self) -> Any:
+        """The class of its drafters; of the usual one for a method that chooses among several."""
+        return load(str(self.drafter))
 
 
 @dataclass(frozen=True)
@@ -270,7 +277,7 @@ def records() -> tuple[Method, ...]:
 @cache
 def methods() -> dict[str, Method]:
     """The records of all accelerators, by name."""
-    return unique("accelerator", [(each.name, each) for each in records() if each.accelerates])
+    return unique("accelerator", [(each.name, each) for each in records() if each.drafter is not None])
 
 
 @cache
@@ -351,13 +358,7 @@ HEADS: Plugins[Head] = Plugins("head", heads)
 RULES = Located("acceptance", rules)
 
 
-def keywords(function: Callable[..., object]) -> set[str]:
-    """Names of the arguments of a function or constructor, including those of a `TypedDict` of keywords."""
-    names = set()
-    for name, item in inspect.signature(function).parameters.items():
-        if item.kind is item.VAR_KEYWORD:
-            (options,) = get_args(get_type_hints(function)[name])
-            names |= set(options.__annotations__)
-        elif item.kind is item.POSITIONAL_OR_KEYWORD:
-            names.add(name)
-    return names
+def keywords(function: Callable[..., object]) -> list[str]:
+    """Names of the arguments of a function or constructor that can be passed by name, in their order."""
+    parameters = inspect.signature(function).parameters
+    return [name for name, item in parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD]

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mmspec.accelerator import Accelerator
-from mmspec.accelerators import DraftToCome, build_accelerator, option_names
+from mmspec.accelerators import build_accelerator, option_names
 from mmspec.assets import own_drafters
 from mmspec.errors import InputError, UnknownArgumentError
 from mmspec.heads.checkpoint import check_head, check_no_other, load_head
@@ -18,6 +18,7 @@ from mmspec.open_types import Keywords
 from mmspec.pipelines.loading import Checkpoint
 from mmspec.plugins import HEADS, METHODS, family_of, load
 from mmspec.registry import did_you_mean, parse_options
+from mmspec.targets import CausalTarget
 from mmspec.validation import given_of
 
 __all__ = ["DrafterSource", "FoundMethod", "check_accelerator", "find_drafter", "find_method", "read_written"]
@@ -107,10 +108,8 @@ def check_accelerator(
     if not isinstance(drafter, PreTrainedModel):
         check_no_other(name, check_source(drafter, "drafter"))
     family = family_of(found.model_config)
-    to_come = DraftToCome()
-    if family is not None and family.draws == "vectors":
-        to_come = DraftToCome(1, load(family.target).any_order)
-    build_accelerator(name, model=to_come, **found.options)
+    kind = CausalTarget if family is None or family.draws != "vectors" else load(family.target)
+    build_accelerator(name, kind, **found.options)
     return drafter
 
 

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from mmspec.accelerators import DraftToCome, make
 from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.interfaces import TargetState
 from mmspec.core.loop import Batch, begin
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.pipelines.outputs import CallOutput
-from mmspec.plugins import METHODS, Method
+from mmspec.plugins import METHODS
 from mmspec.targets import CausalTarget
 from mmspec.validation import is_integer
 
@@ -262,24 +261,13 @@ def fill_holes(count: int, gone: Collection[int]) -> list[int]:
     return [moved.pop() if row in gone else row for row in range(count - len(gone))]
 
 
-def may_move(method: Method) -> bool:
-    """Whether rows may enter and leave the sessions of a method, as far as it is known without a model."""
-    if method.head is not None:
-        return bool(method.head.load("drafter").rows_move)
-    given = {} if method.needs is None else {"model": DraftToCome()}
-    try:
-        return make(method, **given).drafter.rows_move
-    except InputError:  # a draft model of another kind, which drafts for models whose rows stay together
-        return False
-
-
 def check_rows_move(pipe: MMSpecPipeline) -> None:
     """Raise InputError if the rows of a pipeline cannot change during decoding."""
     accelerator, target = pipe.accelerator, pipe.target
     if not isinstance(target, CausalTarget) or target.by_blocks:
         raise InputError("model", type(pipe.model).__name__, f"must be a causal model {STAYS}")
     if not accelerator.drafter.rows_move:
-        movable = ", ".join(name for name, method in METHODS.items() if may_move(method))
+        movable = ", ".join(name for name, method in METHODS.items() if method.drafter_class.rows_move)
         raise InputError("accelerator", accelerator.name, f"must be one of {movable} {STAYS}")
     if accelerator.length == "cost":
         rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"

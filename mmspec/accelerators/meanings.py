@@ -12,8 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from types import FunctionType
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 from mmspec.accelerators import build_accelerator, make, makers_of, options_of, rules_of
 from mmspec.plugins import RULES, Method, keywords
@@ -48,7 +47,7 @@ class Meaning:
 def meaning_of(owner: Callable[..., Any], name: str) -> Meaning:
     """Return the documentation of a parameter of a function or class."""
     text = described(owner, name) or ""
-    value, stated = default_of(owner, name), IF_NONE.findall(text)
+    value, stated = inspect.signature(owner).parameters[name].default, IF_NONE.findall(text)
     default = shown(stated[-1]) if value is None and stated else written(value)
     return Meaning(name, default, shown(IF_NONE.sub("", text)).rstrip("."))
 
@@ -58,7 +57,7 @@ def meanings_of(method: Method) -> list[Meaning]:
     found: dict[str, Meaning] = {}
     own = options_of(method)
     for maker in makers_of(method):
-        found |= {name: of_head(meaning_of(maker, name), method) for name in ordered(maker) if name in own}
+        found |= {name: of_head(meaning_of(maker, name), method) for name in keywords(maker) if name in own}
     for rule in rules_of(method):
         label = next(name for name in RULES if RULES[name] is rule)
         for each in meanings_of_rule(label):
@@ -72,7 +71,7 @@ def meanings_of(method: Method) -> list[Meaning]:
 
 def meanings_of_rule(name: str) -> list[Meaning]:
     """Return the documentation of an acceptance rule's options."""
-    return [meaning_of(RULES[name], each) for each in ordered(RULES[name])]
+    return [meaning_of(RULES[name], each) for each in keywords(RULES[name])]
 
 
 def meanings_of_all() -> list[Meaning]:
@@ -86,15 +85,6 @@ def of_head(meaning: Meaning, method: Method) -> Meaning:
         return meaning
     value = getattr(method.head.load("model").config_class(), meaning.name)
     return replace(meaning, default=f"{OF_HEAD} (new heads: {written(value)})")
-
-
-def ordered(owner: Callable[..., Any]) -> list[str]:
-    """Return the keywords of a function or class in the order of its signature."""
-    hints = get_type_hints(owner) if isinstance(owner, FunctionType) else {}
-    order: list[str] = []
-    for name, item in inspect.signature(owner).parameters.items():
-        order += get_args(hints[name])[0].__annotations__ if item.kind is item.VAR_KEYWORD else [name]
-    return [name for name in order if name in keywords(owner)]
 
 
 def described(owner: Callable[..., Any], name: str) -> str | None:
@@ -113,15 +103,6 @@ def described(owner: Callable[..., Any], name: str) -> str | None:
             if (found := described(other, name)) is not None:
                 return found
     return None
-
-
-def default_of(owner: Callable[..., Any], name: str) -> object:
-    """Return the default value of a parameter, which may be in a dict of keywords."""
-    parameter = inspect.signature(owner).parameters.get(name)
-    if parameter is not None and parameter.kind is not parameter.VAR_KEYWORD:
-        return parameter.default
-    others = (other for other in referred(owner) if name in keywords(other))
-    return next((default_of(other, name) for other in others), None)
 
 
 def lineage(owner: Callable[..., Any]) -> tuple[Callable[..., Any], ...]:

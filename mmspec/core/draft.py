@@ -13,10 +13,9 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmspec.core.distributions import AnyDistribution, Distribution, PointMass
-from mmspec.core.indexing import pick, take
+from mmspec.core.indexing import take
 from mmspec.core.once import once
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import Rows, named
@@ -36,6 +35,11 @@ class DraftKind(enum.Enum):
     """Siblings drawn independently from the same `q`."""
     WITHOUT_REPLACEMENT = "without_replacement"
     """Siblings drawn one after another from the same `q`, each removed before the next draw."""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether candidates are verified with the distribution that they were drawn from."""
+        return self in (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,11 @@ class Draft(Rows, ABC):
     @property
     @abstractmethod
     def nodes(self) -> Nodes:
-        """The input nodes [B, n] of the target's forward pass, all lanes of a row side by side."""
+        """The input nodes [B, n] of the target's forward pass, all lanes of a row side by side.
+
+        Further nodes after these are queries: the target embeds ids from V on with the embeddings in its
+        state, and only the drafter reads their logits (`TargetOutput.queried`).
+        """
 
     @property
     def candidates(self) -> Tensor:
@@ -261,46 +269,6 @@ class Tree(Draft):
     def deepest(self, passes: Tensor) -> Tensor:
         """[B] the deepest node whose whole path is True in `passes` [B, n]; the root if no child passes."""
         return deepest_node(passes, *self.paths)
-
-
-@dataclass(frozen=True)
-class ProbedTree(Tree):
-    """A tree with extra query nodes, whose logits only the drafter reads.
-
-    A query attends to its host, to the nodes that the host attends to, and to earlier queries of the same
-    host. Queries are never accepted, and their keys are dropped.
-
-    Attributes:
-        queries: [Q, d] query embeddings, with the ids from V on.
-        vocabulary: V.
-        hosts: [B, P] the node after which each query is placed, ascending.
-        steps: [B, P] index of each query among the Q; the queries of one host are 0, 1, ...
-    """
-
-    queries: Tensor
-    vocabulary: int
-    hosts: Tensor
-    steps: Tensor
-
-    row_fields = named("hosts", "steps")
-
-    @property
-    def nodes(self) -> Nodes:
-        """The input nodes of the target's forward pass: the nodes of the tree, then the queries."""
-        plain, more = super().nodes, self.hosts.shape[1]
-        count = plain.extent + more
-        together = (self.hosts[:, :, None] == self.hosts[:, None]) & (
-            self.steps[:, None] <= self.steps[..., None]
-        )
-        seen = torch.cat([pick(plain.visible, self.hosts), together], 2)
-        depths = self.depth.gather(1, self.hosts) + 1 + self.steps
-        return Nodes(
-            torch.cat([self.tokens, self.vocabulary + self.steps], 1),
-            torch.arange(count, device=seen.device).expand(len(seen), -1),
-            torch.cat([plain.depths, depths], 1),
-            torch.cat([pad(plain.visible, (0, more)), seen], 1),
-            self.max_depth + len(self.queries),
-        )
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class TargetOutput:
     Attributes:
         logits: [B, n, V] of the model, unchanged; [2B, n, V] under guidance.
         taps: layer index -> [B, n, d] hidden state that enters that layer; -1 is the final, normalised one.
-        queried: [B, P, V] logits at the query nodes of a `ProbedTree`; empty for other drafts.
+        queried: [B, P, V] logits at the query nodes of the draft; empty without any.
     """
 
     logits: Tensor
@@ -461,8 +461,8 @@ class Drafter(ABC):
         """Depths that drafts can be set to between rounds, the largest first; () if fixed."""
         return ()
 
-    def probes_of(self, candidates: int) -> int:
-        """Number of probes, which prepare the next draft, in one of `candidates`; 0 for most drafters."""
+    def queries_of(self, candidates: int) -> int:
+        """Number of query nodes beside a draft of `candidates`, in the same forward pass of the target."""
         return 0
 
     def stopping_below(self, probability: float) -> Drafter:

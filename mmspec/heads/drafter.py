@@ -28,7 +28,7 @@ from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets import AnyTarget
 from mmspec.targets.causal import CacheState, CausalTarget
 from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
-from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
+from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS
 
 __all__ = [
@@ -49,13 +49,18 @@ class TrainedDrafter(SessionDrafter):
 
     Attributes:
         model: the trained head.
-        title: name of such heads in messages.
         target: provides the embedding and output matrix; None before `fit`.
+        compiled: result of `compile`; None before, and after the head has moved.
     """
 
     model: DraftingHead | WindowHead
-    title: ClassVar[str]
     target: CausalTarget | None = None
+    compiled: Any = None
+
+    @property
+    def title(self) -> str:
+        """Name of such heads in messages."""
+        return type(self.model).__name__
 
     def check(self, target: AnyTarget) -> None:
         """Raise InputError unless the head was trained for a target of this kind and size."""
@@ -80,6 +85,7 @@ class TrainedDrafter(SessionDrafter):
 
     def to(self, *args: Any, **kwargs: Any) -> None:
         self.model.to(*args, **kwargs)
+        self.compiled = None
 
     def fit(self, target: AnyTarget) -> Self:
         self.check(target)
@@ -143,7 +149,7 @@ class HeadDrafter(TrainedDrafter):
         self.model = model
         self.kind = kind_of(sampling)
         self.shape = drawable(choose_tree(model.config, num_draft_tokens, depth, top_k, tree), sampling)
-        self.rates_paths = self.kind not in DRAWN  # selection among drawn candidates would bias them
+        self.rates_paths = not self.kind.is_drawn  # selection among drawn candidates would bias them
         most, what = self.deepest
         if self.shape.depth > most:
             raise InputError("depth", self.shape.depth, f"must be at most {most}, {what}")
@@ -204,7 +210,7 @@ class HeadSession(DraftSession):
         """Start a tree with the drafter's way of choosing siblings."""
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(self.drafter.kind, *noise, self.target.vocabulary, self.names)
-        return TreeGrowth(self.shape, canvas.root, self.names, draws)
+        return TreeGrowth(self.shape, canvas.root, draws)
 
     def rated(self, growth: TreeGrowth) -> Tree:
         """Return the grown tree, and store the log-probabilities of its paths as `likelihoods`."""

@@ -40,19 +40,15 @@ class FeatureDrafter(HeadDrafter):
 
     model: FeatureHead
     more_taps = (EMBEDDINGS,)
-    steps: CapturedForward | CompiledForward | None = None
-
-    def to(self, *args: object, **kwargs: object) -> None:
-        super().to(*args, **kwargs)
-        self.steps = None
+    compiled: CapturedForward | CompiledForward | None = None
 
     def compile(self) -> None:
-        if self.steps is None:
+        if self.compiled is None:
             head = self.model
             if has_graphs(head.device):
-                self.steps = CapturedForward(head, partial(read_nodes, head))
+                self.compiled = CapturedForward(head, partial(read_nodes, head))
             else:
-                self.steps = CompiledForward(type(head).__name__, partial(read_nodes, head))
+                self.compiled = CompiledForward(type(head).__name__, partial(read_nodes, head))
 
 
 class FeatureSession(CachingSession):
@@ -76,7 +72,7 @@ class FeatureSession(CachingSession):
 
     def __init__(self, drafter: FeatureDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
-        self.steps = drafter.steps
+        self.steps = drafter.compiled
         self.additive = mask_dtype(self.head.decoder)
         self.plain = attends_plainly(self.head.decoder)
         last = torch.cat(self._known(batch, NEWEST))

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.core.cache import RaggedCache
-from mmspec.core.draft import Block, DraftKind, Nodes, ProbedTree, Tree
+from mmspec.core.draft import Block, DraftKind, Nodes, Tree
 from mmspec.core.graphs import has_graphs
 from mmspec.core.interfaces import AnyDraft, AnyVerdict, PromptOutput, TargetOutput, TargetState
 from mmspec.core.round_graphs import RoundGraphs
@@ -84,7 +84,8 @@ class CausalState(CacheState):
         hidden: reader of the hidden states for the drafter.
         change: smallest length of a row from which rotary frequencies are computed per token (`rotary`).
         additive: data type of additive attention masks; None for boolean masks.
-        queries: [Q, d] embeddings of query nodes: token V + q is the q-th. Queries are never committed.
+        queries: [Q, d] embeddings of query nodes: token V + q is the q-th. Queries are never committed. A
+            drafter may set its own in `DraftSession.attach`.
         starts: [R] prompt lengths.
         most_nodes: largest draft that is known to fit in memory, if recurrent layers keep data for each node.
     """
@@ -350,13 +351,12 @@ class CausalTarget(ModelTarget[AnyState]):
                 f"{type(self.model).__name__} keeps a recurrent state, which depends on the order of the "
                 "tokens; decode them in order"
             )
-        if isinstance(draft, ProbedTree):
-            state.queries = draft.queries
         output = self.score_nodes(state, nodes.repeat_rows(cache.rows // len(nodes.tokens)))
-        if not isinstance(draft, ProbedTree):
+        count, own = output.logits.shape[1], draft.valid[0].numel()
+        if count <= own:
             return output
-        own, queried = output.logits.split([draft.valid.shape[1], draft.hosts.shape[1]], 1)
-        return replace(output, logits=own.contiguous(), queried=queried)
+        logits, queried = output.logits.split([own, count - own], 1)
+        return replace(output, logits=logits.contiguous(), queried=queried)
 
     def score_nodes(self, state: AnyState, nodes: Nodes) -> TargetOutput:
         """Score nodes [R, n] of all rows in one forward pass."""

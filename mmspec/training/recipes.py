@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.interfaces import Drafter
 from mmspec.errors import InputError, UnknownArgumentError
-from mmspec.plugins import HEADS, Head
+from mmspec.plugins import HEADS, METHODS, Head
 from mmspec.registry import did_you_mean, require_known
 from mmspec.targets import CausalTarget
 from mmspec.training.losses.base import DrafterLoss
@@ -58,7 +58,7 @@ class Recipe:
 
     def drafter(self, model: nn.Module) -> Drafter:
         """Create a drafter from the model, to measure tokens per forward pass on held-out prompts."""
-        drafter: Drafter = self.record.load("drafter")(model)
+        drafter: Drafter = METHODS[self.accelerator].drafter_class(model)
         return drafter
 
     def build(self, target: CausalTarget, **settings: object) -> PreTrainedModel:

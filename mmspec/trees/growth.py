@@ -28,7 +28,7 @@ from mmspec.core.indexing import pick
 from mmspec.errors import InputError
 from mmspec.kernels import best, tree_paths
 from mmspec.registry import did_you_mean
-from mmspec.trees.siblings import DRAWN, SiblingDraws, kind_of
+from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS, check_draft_tokens, is_integer
 
 MAX_LEVELS = 64
@@ -304,7 +304,7 @@ def drawable(shape: Shape, sampling: str) -> Shape:
             of children, so that equal siblings cannot share them.
     """
     kind = kind_of(sampling)
-    if kind in DRAWN and not isinstance(shape, StaticTree):
+    if kind.is_drawn and not isinstance(shape, StaticTree):
         rule = f"must be static (4x2x2, a name or parents) with sampling={sampling!r}"
         raise InputError("tree", "dynamic", rule)
     if kind is DraftKind.IID and isinstance(shape, StaticTree) and not shape.is_full:
@@ -356,10 +356,9 @@ class TreeGrowth:
     Args:
         shape: shape of the trees.
         root: [B] the newest tokens.
-        names: [V'] target token of each log-probability; None for the whole vocabulary. Only the children are
-            mapped to target tokens, which costs less than logits of the whole vocabulary.
-        draws: how the children of a node are drawn; None for the most likely ones. Equal siblings that were
-            drawn independently share their children, which belong to the first (SpecTr, 2310.15141).
+        draws: how the children of a node are chosen. Only these are mapped to target tokens, which costs less
+            than logits of the whole vocabulary. Equal siblings that were drawn independently share their
+            children, which belong to the first (SpecTr, 2310.15141).
 
     Attributes:
         level: level of the nodes expanded last; 0 for the root.
@@ -368,18 +367,9 @@ class TreeGrowth:
         is_grown: whether the deepest level is reached, or no path is likely enough for another level.
     """
 
-    def __init__(
-        self,
-        shape: TreeShape,
-        root: Tensor,
-        names: Tensor | None = None,
-        draws: SiblingDraws | None = None,
-    ) -> None:
-        self.shape = shape
-        self.names = names
-        self.draws = draws
-        self._drawn = draws if draws is not None and draws.is_drawn else None
-        self._merges = draws is not None and draws.kind is DraftKind.IID
+    def __init__(self, shape: TreeShape, root: Tensor, draws: SiblingDraws) -> None:
+        self.shape, self.draws = shape, draws
+        self._merges = draws.kind is DraftKind.IID
         self._q: list[Tensor] = []  # [B, w * branch, V'] q of the candidates of each level, if drawn
         self._ended = torch.zeros_like(root, dtype=torch.bool)  # [B] rows whose paths are too unlikely
         self.level = 0
@@ -412,17 +402,13 @@ class TreeGrowth:
         branch = self.shape.branch(self.level)
         if self._merges:  # equal siblings share children and need a bitwise equal q
             log_p = pick(log_p, first_equal(self._place))
-        if self.draws is None:
-            log_ps, children = log_p.topk(branch)
-        else:
-            children = self.draws(log_p, branch, self.level)
-            log_ps = log_p.gather(-1, children)
+        children = self.draws(log_p, branch, self.level)
         candidates = children.flatten(1)
-        if self.names is not None:
-            candidates = self.names[candidates]
-        scores = (self.scores[..., None] + log_ps).flatten(1)
+        if self.draws.names is not None:
+            candidates = self.draws.names[candidates]
+        scores = (self.scores[..., None] + log_p.gather(-1, children)).flatten(1)
         parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
-        if self._drawn is not None:
+        if self.draws.kind.is_drawn:
             self._q.append(log_p.exp().repeat_interleave(branch, 1))
             scores = scores.masked_fill(self._ended[:, None], -math.inf)
         self._pool.append((candidates, parents, scores))
@@ -465,8 +451,8 @@ class TreeGrowth:
         draft = Tree(
             tokens,
             scores > -math.inf,
-            DraftKind.POINT if self.draws is None else self.draws.kind,
-            PointMass(tokens[:, 1:]) if self._drawn is None else self._drawn_from(self._drawn, chosen),
+            self.draws.kind,
+            self._drawn_from(chosen) if self.draws.kind.is_drawn else PointMass(tokens[:, 1:]),
             faulty,
             renumber(parents, chosen),
             self.level,
@@ -474,9 +460,9 @@ class TreeGrowth:
         )
         return draft, scores
 
-    def _drawn_from(self, draws: SiblingDraws, chosen: Tensor) -> Categorical:
+    def _drawn_from(self, chosen: Tensor) -> Categorical:
         """The distributions over all V from which the chosen nodes [B, n] were drawn, the root excluded."""
         q = pick(torch.cat(self._q, 1), chosen[:, 1:] - 1)
-        if self.names is not None:
-            q = q.new_zeros(*q.shape[:2], draws.vocabulary).index_copy(2, self.names, q)
+        if self.draws.names is not None:
+            q = q.new_zeros(*q.shape[:2], self.draws.vocabulary).index_copy(2, self.draws.names, q)
         return Categorical(q)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import TypedDict
 
 from mmspec.core.interfaces import AnyTarget
 from mmspec.core.promise import Level
@@ -12,22 +11,11 @@ from mmspec.errors import InputError
 from mmspec.trees.jacobi_session import JacobiSession, WindowDrafter
 from mmspec.validation import require_number
 
-__all__ = ["JacobiDrafter", "WindowOptions"]
+__all__ = ["JacobiDrafter"]
 
 WINDOW = 32
 CPU_WINDOW = 16  # nodes cost time on a CPU: with a few rows, windows of 32 are slower than plain decoding
 LEAST_SHARED = 4  # narrower windows are slower than plain decoding
-
-
-class WindowOptions(TypedDict, total=False):
-    """Options of a Jacobi window; see `JacobiDrafter`."""
-
-    window: int | None
-    coupling: str
-    init: str
-    front: str | Sequence[int]
-    reach: int | None
-    reuse: float | None
 
 
 class JacobiDrafter(WindowDrafter):

@@ -7,6 +7,7 @@ of a level must not depend on the tokens drawn there.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -25,17 +26,16 @@ KIND_OF_SAMPLING = {
     "sampled": DraftKind.IID,
     "without_replacement": DraftKind.WITHOUT_REPLACEMENT,
 }
-DRAWN = (DraftKind.IID, DraftKind.WITHOUT_REPLACEMENT)
 
 
-def kind_of(sampling: str) -> DraftKind:
+def kind_of(sampling: str, allowed: Collection[str] = KIND_OF_SAMPLING.keys()) -> DraftKind:
     """Return the kind of drafts for a value of `sampling`.
 
     Raises:
-        InputError: the value is unknown.
+        InputError: the value is not one of `allowed`.
     """
-    if sampling not in KIND_OF_SAMPLING:
-        raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
+    if sampling not in allowed:
+        raise InputError("sampling", sampling, did_you_mean(sampling, allowed))
     return KIND_OF_SAMPLING[sampling]
 
 
@@ -81,8 +81,3 @@ class SiblingDraws:
             noise = random.gumbel(place, purpose, self.vocabulary, log_p.dtype)  # [B, 1, V]
             drawn = (log_p + (noise if self.names is None else noise[..., self.names])).topk(count).indices
         return drawn if greedy is False else torch.where(greedy, log_p.topk(count).indices, drawn)
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether candidates are verified with the distribution that they were drawn from."""
-        return self.kind in DRAWN

@@ -16,17 +16,16 @@ from mmspec.core.interfaces import Drafter, DraftSession, Request
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.cjd.drafter import CorrectedDrafter
 from mmspec.methods.copy.beside_head import CopyBesideHeadDrafter
 from mmspec.methods.copy.drafter import CopyDrafter
-from mmspec.methods.dflash.drafter import DFlashDrafter, DSparkDrafter
+from mmspec.methods.dflash.drafter import DFlashDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.methods.hydra.drafter import HydraDrafter
 from mmspec.methods.medusa.drafter import MedusaDrafter
-from mmspec.methods.mtp.drafter import MtpDrafter
 from mmspec.plugins import METHODS
 from mmspec.targets import CausalTarget
 from mmspec.trees.jacobi import JacobiDrafter
@@ -107,12 +106,12 @@ def cjd(length: int, dtype: torch.dtype, coupling: str = "maximal") -> Drafter:
 
 Build = Callable[[int, torch.dtype], Drafter]
 HEADS: dict[str, tuple[Callable[..., HeadDrafter], Callable[..., Any]]] = {
-    "eagle": (EagleDrafter, eagle_checks.head_for),
+    "eagle": (GrownTreeDrafter, eagle_checks.head_for),
     "eagle3": (Eagle3Drafter, eagle3_checks.head_for),
-    "mtp": (MtpDrafter, mtp_checks.head_for),
+    "mtp": (GrownTreeDrafter, mtp_checks.head_for),
     "flash": (FlashDrafter, flash_checks.head_for),
     "dflash": (DFlashDrafter, dflash_checks.head_for),
-    "dspark": (DSparkDrafter, functools.partial(dflash_checks.head_for, kind="dspark, rnn")),
+    "dspark": (DFlashDrafter, functools.partial(dflash_checks.head_for, kind="dspark, rnn")),
     "medusa": (MedusaDrafter, heads_checks.medusa_for),
     "hydra": (HydraDrafter, heads_checks.hydra_for),
 }
@@ -229,9 +228,8 @@ def examine(draft: Draft, drafter: Drafter) -> None:
 
 
 #: Methods that decide places in another order than left to right, and methods of continuous tokens.
-OF_PLACES = {name for name, method in METHODS.items() if method.policy is not None} | {
-    *("low_confidence", "renoise", "freedave", "zipar"),
-    *("masked", "lpd", "maskgit"),
+OF_PLACES = {name for name, method in METHODS.items() if method.drafter_class.decides_places} | {
+    *("zipar", "masked", "lpd", "maskgit"),
 }
 OF_VECTORS = {"cspd", "shared_noise"}
 

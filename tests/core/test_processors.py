@@ -21,8 +21,8 @@ from mmspec.core.plain import NoDrafter
 from mmspec.core.processors import CountPenaltyLogitsProcessor, History, is_vectorized
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.copy.drafter import CopyDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.targets import CausalTarget
 from tests.contracts.checks import PROMPTS
 from tests.contracts.running import decode
@@ -226,7 +226,7 @@ def lists_for(prompts: Sequence[Sequence[int]]) -> list[LogitsProcessorList]:
 
 
 def head(target: CausalTarget) -> Drafter:
-    return EagleDrafter(head_for(target), num_draft_tokens=6, depth=2, top_k=2).fit(target)
+    return GrownTreeDrafter(head_for(target), num_draft_tokens=6, depth=2, top_k=2).fit(target)
 
 
 DRAFTERS: dict[str, Callable[[CausalTarget], Drafter]] = {

@@ -52,7 +52,7 @@ def test_the_command_lists_the_options_of_an_accelerator_with_the_same_meanings(
 def test_every_option_of_an_acceptance_rule_has_a_meaning() -> None:
     for name in RULES:
         found = meanings_of_rule(name)
-        assert {one.name for one in found} == keywords(RULES[name])
+        assert [one.name for one in found] == keywords(RULES[name])
         assert [one for one in found if not is_explained(one)] == []
 
 

@@ -18,7 +18,6 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
-from mmspec.methods.none.drafter import none
 from mmspec.places.confidence import LowConfidence
 from mmspec.transformers_versions import cache_name
 from tests.contracts.running import Run, decode
@@ -203,7 +202,7 @@ def test_images_of_prompts_are_embedded_once() -> None:
     tower = model.model.vision_tower
     tower.register_forward_hook(lambda *_: calls.append(1))
     target = masked_target(model, mask_token_id=mask)
-    run = decode_inputs(target, none().fit(target), prompts, Stopping(5))
+    run = decode_inputs(target, build_accelerator("none").fit(target), prompts, Stopping(5))
     assert run.outputs == expected and len(calls) == len(prompts)
 
 

@@ -11,8 +11,8 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 import mmspec
+from mmspec.accelerators import build_accelerator
 from mmspec.errors import InputError
-from mmspec.methods.low_confidence.policy import low_confidence
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.outputs import TextOutput
 from mmspec.targets import CausalTarget
@@ -77,20 +77,10 @@ def expected(pipe: Any, row: int) -> list[int]:
     return decode(pipe.model, tokens_of(pipe, row), LENGTH, choose)[0]
 
 
-<<<<<<< HEAD
-=======
-def test_the_default_is_one_place_a_forward(pipe: Any) -> None:
-    assert type(pipe).__name__ == "VisionLanguagePipeline" and isinstance(pipe.target, MaskedTarget)
-    assert pipe.default_accelerator == "none"
-    output = said(pipe, [0, 1, 2], GREEDY, "none")
-    assert output.tokens == [expected(pipe, row) for row in range(3)]
-    assert output.stats.exactness == "exact" and output.finish_reasons == ["length"] * 3
-    assert output.text == [pipe.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens]
-
-
->>>>>>> tests
 def test_a_text_streams_as_places_from_the_left_are_decided(pipe: Any) -> None:
-    whole = said(pipe, [0], SAMPLED, low_confidence(2, 4)).text[0]
+    whole = said(
+        pipe, [0], SAMPLED, build_accelerator("low_confidence", places_per_step=2, block_length=4)
+    ).text[0]
     deltas = pipe.stream(
         PROMPTS[0], max_new_tokens=LENGTH, apply_chat_template=False, seed=SEEDS[0], **SAMPLED
     )
@@ -226,4 +216,4 @@ def test_what_needs_a_next_token_is_refused(folders: Path) -> None:
     with pytest.raises(InputError, match="stay together"):
         text.running_batch(2)
     with pytest.raises(InputError, match="a masked model"):
-        low_confidence().fit(CausalTarget(tiny_lm()))
+        build_accelerator("low_confidence").fit(CausalTarget(tiny_lm()))

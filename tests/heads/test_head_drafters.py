@@ -11,7 +11,7 @@ from mmspec.accelerator import Accelerator
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.families.images import image_target
-from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.pipelines.image_prompts import image_requests
 from mmspec.targets import VisionLanguageTarget
@@ -52,7 +52,7 @@ def test_images_with_syntax_are_those_of_plain_decoding(family: Callable[[], Any
     requests = image_requests(
         target, ["a red circle", "blue"], height=height, width=width, guided=True, tokenizer=tokenizer
     )
-    eagle = Accelerator("eagle", EagleDrafter(head_for(target)), SampleAndMatch()).fit(target)
+    eagle = Accelerator("eagle", GrownTreeDrafter(head_for(target)), SampleAndMatch()).fit(target)
     for temperature in (0.0, 0.9):
         expected, _ = draw(target, PLAIN, requests, 3.0, temperature)
         got, stats = draw(target, eagle, requests, 3.0, temperature)
@@ -71,7 +71,7 @@ def test_every_family_and_clips(family: str) -> None:
     if family in HAS_VIDEO:
         messages.append(user_message("and there ?", videos=[tiny_clip()]))
     inputs = [dict(encode(processor, each)) for each in messages]
-    drafter = EagleDrafter(head_for(target, **VISUAL["vispec"]), 8, depth=3, top_k=3).fit(target)
+    drafter = GrownTreeDrafter(head_for(target, **VISUAL["vispec"]), 8, depth=3, top_k=3).fit(target)
     expected = [loop.generate(model, each, 12) for each in inputs]
     assert answer(target, drafter, inputs, Sampler(), 12).outputs() == expected
 
@@ -100,8 +100,8 @@ def test_medusa_is_one_pass_a_round() -> None:
 
 def test_the_config_of_a_head_names_its_tree() -> None:
     head = head_for(llama())
-    assert EagleDrafter(head).shape == DynamicTree(24, 5, 8)
+    assert GrownTreeDrafter(head).shape == DynamicTree(24, 5, 8)
     head.config.num_draft_tokens, head.config.depth, head.config.top_k = 60, 3, 40
-    assert EagleDrafter(head).shape == DynamicTree(60, 3, 40)
-    assert EagleDrafter(head, num_draft_tokens=2).shape == DynamicTree(2, 2, 2)
-    assert EagleDrafter(head, num_draft_tokens=30, top_k=6).shape == DynamicTree(30, 3, 6)
+    assert GrownTreeDrafter(head).shape == DynamicTree(60, 3, 40)
+    assert GrownTreeDrafter(head, num_draft_tokens=2).shape == DynamicTree(2, 2, 2)
+    assert GrownTreeDrafter(head, num_draft_tokens=30, top_k=6).shape == DynamicTree(30, 3, 6)

@@ -15,7 +15,7 @@ import torch
 from mmspec.accelerator import Accelerator
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.pipelines.image_prompts import image_requests
@@ -70,13 +70,15 @@ def eagle3(target: CausalTarget, words: int = 0, window: int | None = None, **sh
 def test_eagle(tree: str, scale: float) -> None:
     sizes = {"num_draft_tokens": 12, "depth": 3, "top_k": 4} if tree == "dynamic" else {}
     head = eagle_checks.head_for(few_words())
-    compare_text(EagleDrafter(head, tree=tree, **sizes), NaiveEagle, scale)
+    compare_text(GrownTreeDrafter(head, tree=tree, **sizes), NaiveEagle, scale)
 
 
 def test_eagle_on_images_that_are_drawn() -> None:
     """Prompts of one condition slot, raster positions and guidance."""
     target = llamagen()
-    drafter = EagleDrafter(eagle_checks.head_for(target), num_draft_tokens=12, depth=2, top_k=6).fit(target)
+    drafter = GrownTreeDrafter(eagle_checks.head_for(target), num_draft_tokens=12, depth=2, top_k=6).fit(
+        target
+    )
     examined = Examined(drafter, 16, NaiveEagle)
     requests = image_requests(target, class_labels=[0, 3], guided=True)
     draw(target, Accelerator("eagle", examined, Gullible()), requests, 3.0, 0.8)
@@ -87,7 +89,7 @@ def test_eagle_on_images_that_are_drawn() -> None:
 @pytest.mark.every(2)
 def test_eagle_that_reads_images_in_ways_of_its_own(kind: str, family: str) -> None:
     head = eagle_checks.head_for(target_of(family, torch.float64), **VISUAL[kind])
-    compare(EagleDrafter(head, 6, depth=3, top_k=2), NaiveVisual, family)
+    compare(GrownTreeDrafter(head, 6, depth=3, top_k=2), NaiveVisual, family)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from mmspec.core.draft import DraftKind
 from mmspec.core.interfaces import AcceptanceRule, Drafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import UnsupportedModelError
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.typical.rule import Typical
 from mmspec.targets import CausalTarget, attention
 from mmspec.trees.matching import SampleAndMatch
@@ -28,7 +28,7 @@ Both = Callable[..., tuple[Any, Any]]
 
 
 def head(target: CausalTarget) -> Drafter:
-    return EagleDrafter(head_for(target), num_draft_tokens=6, depth=2, top_k=2).fit(target)
+    return GrownTreeDrafter(head_for(target), num_draft_tokens=6, depth=2, top_k=2).fit(target)
 
 
 def draft_model(target: CausalTarget) -> Drafter:

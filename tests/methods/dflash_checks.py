@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.methods.dflash.drafter import DFlashDrafter, DSparkDrafter
+from mmspec.methods.dflash.drafter import DFlashDrafter
 from mmspec.methods.dflash.head import DFlashConfig, DFlashHead, DSparkConfig, DSparkHead
 from mmspec.targets import CausalTarget
 from tests.methods.naive_dflash import naive_block
@@ -49,8 +49,7 @@ def head_for(target: CausalTarget, kind: str = "dflash", seed: int = 3, **settin
 
 
 def drafter_for(target: CausalTarget, kind: str = "dflash", **shape: Any) -> DFlashDrafter:
-    drafts = DFlashDrafter if kind.startswith("dflash") else DSparkDrafter
-    return drafts(head_for(target, kind), **shape).fit(target)
+    return DFlashDrafter(head_for(target, kind), **shape).fit(target)
 
 
 def alone(head: DFlashHead, target: Any, prompt: dict[str, Any], tokens: Sequence[int]) -> Tensor:

@@ -16,7 +16,7 @@ from mmspec.core.draft import Draft
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads.checkpoint import load_head
-from mmspec.methods.dflash.drafter import BlockSession, DFlashDrafter, DSparkDrafter
+from mmspec.methods.dflash.drafter import BlockSession, DFlashDrafter
 from mmspec.methods.dflash.head import DFlashHead
 from mmspec.models.official_files import replace_prefix
 from mmspec.targets import CausalTarget
@@ -198,7 +198,7 @@ def test_a_domino_head_corrects_a_block_as_the_published_one(shifted: bool, tmp_
     unit = torch.nn.GRU(32, 5, bias=False, batch_first=True)
     unit.load_state_dict({name: tensors[f"prefix_gru.{name}"] for name in ("weight_ih_l0", "weight_hh_l0")})
     first, second = (tensors[f"embed_proj.{layer}.weight"] for layer in (0, 2))
-    drafter = DSparkDrafter(head).fit(target)
+    drafter = DFlashDrafter(head).fit(target)
     blocks, drafts = watched(drafter)
     run = decode(target, PROMPTS, drafter, max_new_tokens=8)
     assert run.outputs == [generate(target.model, prompt, 8) for prompt in PROMPTS] and drafts

@@ -12,8 +12,8 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig, Qwen2_5_VLCo
 
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.heads.model import Prompts
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.eagle.head import EagleHead
 from mmspec.methods.eagle.published import read_eagle
 from mmspec.models.official_files import replace_prefix
@@ -194,7 +194,7 @@ def test_vispec_for_qwen2_5_vl_counts_tokens(tmp_path: Path, caplog: pytest.LogC
     found = head.state_dict()
     assert all(torch.equal(found[name], own) for name, own in made.state_dict().items())
     assert "compressor.attention.k_proj.bias" in found
-    drafter = EagleDrafter(head.double(), 6, depth=3, top_k=2).fit(target)
+    drafter = GrownTreeDrafter(head.double(), 6, depth=3, top_k=2).fit(target)
     examined = Examined(drafter, 8, NaiveVisual)
     inputs = inputs_of("qwen2_5_vl", torch.float64)
     answer(target, examined, [inputs["two images"], inputs["no image"]], Sampler(0.9), 8, Gullible())

@@ -14,7 +14,7 @@ from mmspec.core.interfaces import Request
 from mmspec.errors import CheckpointError
 from mmspec.families.llamagen.modeling import caption_prompt, null_caption_prompt
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.methods.eagle.drafter import EagleDrafter
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.eagle.published import read_eagle
 from mmspec.pipelines.image_prompts import image_requests
 from tests.families import official_layout
@@ -124,7 +124,7 @@ def test_drafts_are_those_of_the_published_forward(condition: str, tmp_path: Pat
     head = read_eagle(store(tmp_path, weights, condition), target.config)
     assert head is not None and head.config.layer_config().rms_norm_eps == EPS
     Lantern.weights = weights
-    drafter = EagleDrafter(head.double().eval(), num_draft_tokens=6, depth=2, top_k=3).fit(target)
+    drafter = GrownTreeDrafter(head.double().eval(), num_draft_tokens=6, depth=2, top_k=3).fit(target)
     examined = Examined(drafter, GRID**2, Lantern)
     requests = requests_of(target)
     draw(target, Accelerator("eagle", examined, Gullible()), requests, 3.0, 0.8)

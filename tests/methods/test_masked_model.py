@@ -110,6 +110,3 @@ def test_what_does_not_fit_is_refused() -> None:
     for name, bad in (("num_draft_tokens", -1), ("sampling", "coupled"), ("tree", "4x2")):
         with pytest.raises(InputError, match=name):
             build_accelerator("draft_model", model=model, **{name: bad})
-    for name, bad in (("least", 0), ("mass", 2.0), ("beam", 0)):
-        with pytest.raises(InputError, match=name):
-            MaskedModelDrafter(MaskedTarget(model), **{name: bad})

@@ -20,7 +20,7 @@ from transformers import (
 
 from mmspec.errors import CheckpointError
 from mmspec.heads.checkpoint import load_head
-from mmspec.methods.mtp.drafter import MtpDrafter
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.mtp.head import MtpHead
 from mmspec.methods.mtp.published import read_mtp
 from mmspec.targets import CausalTarget
@@ -96,7 +96,7 @@ def test_experts_are_read_one_by_one_and_together(family: str, tmp_path: Path) -
     for tensors in (apart, published(head, layout, SIZES["num_hidden_layers"])):
         found = read(save(tensors, tmp_path), target.config).state_dict()
         assert all(torch.equal(found[name], own) for name, own in head.state_dict().items())
-    drafter = MtpDrafter(read(tmp_path, target.config).eval(), 6, depth=3, top_k=2).fit(target)
+    drafter = GrownTreeDrafter(read(tmp_path, target.config).eval(), 6, depth=3, top_k=2).fit(target)
     assert decode(target, [[3, 5, 7]], drafter, max_new_tokens=8).outputs == [
         generate(target.model, [3, 5, 7], 8)
     ]

@@ -12,6 +12,7 @@ from textwrap import dedent
 
 import pytest
 
+from mmspec.core.interfaces import Drafter
 from mmspec.errors import InputError
 from mmspec.plugins import FAMILIES, HEADS, METHODS, RULES, Method, load, records, unique
 from tests.packaging.source_tree import ROOT
@@ -180,10 +181,11 @@ def test_the_family_of_the_docs_keeps_the_contract_of_families(site: Path, tmp_p
 
 def test_records_name_what_exists() -> None:
     for method in METHODS.values():
-        assert bool(method.make) + bool(method.head) + bool(method.policy) == 1, method.name
+        assert issubclass(method.drafter_class, Drafter), method.name
+        assert method.rule is None or method.rule in RULES and method.make is None, method.name
         assert method.summary and (method.needs is None) <= (method.head is None), method.name
     for record in records():
-        assert record.accelerates or record.rules and not record.trials and not record.tuned, record.name
+        assert record.drafter or record.rules and not record.trials and not record.tuned, record.name
     assert HEADS.keys() <= METHODS.keys()
     assert all(RULES[name] for name in RULES)
     for family in FAMILIES.values():

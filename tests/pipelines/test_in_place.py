@@ -12,8 +12,8 @@ import torch
 from transformers import pipeline
 
 import mmspec
+from mmspec.accelerators import build_accelerator
 from mmspec.errors import InputError
-from mmspec.methods.copy.drafter import copy as copying
 from tests.methods import mtp_checks
 from tests.tiny_models import (
     HYBRID_TEXT_MODELS,
@@ -65,7 +65,7 @@ def test_a_model_says_the_same_words(family: str, accelerator: str) -> None:
         assert told.forwards > 0 and told.last is not None and told.last.accelerator == accelerator
         assert told.name == type(model).__name__ and told.exactness == "exact"
         assert f"{count} calls, {told.tokens} tokens" in str(told)
-    mmspec.enable(model, copying(num_draft_tokens=4))  # takes the place of the first
+    mmspec.enable(model, build_accelerator("copy", num_draft_tokens=4))  # takes the place of the first
     assert calls(model) == 0 and mmspec.summary(model)[0].accelerator == "copy"
     assert mmspec.disable(model) is model
     assert dict(vars(model)) == kept

@@ -17,9 +17,9 @@ from torch import Tensor
 from mmspec.core.graphs import Graph
 from mmspec.core.interfaces import Drafter
 from mmspec.core.sampling import Sampler
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.targets import CausalTarget, steps
 from mmspec.targets.prefix import PrefixCache
 from mmspec.targets.steps import CapturedForward
@@ -76,7 +76,7 @@ def captured(monkeypatch: pytest.MonkeyPatch, model: Any = None) -> tuple[Causal
 DRAFTERS: dict[str, Callable[[CausalTarget], Drafter | None]] = {
     "none": lambda target: None,
     "copy": lambda target: CopyDrafter(),
-    "eagle": lambda target: EagleDrafter(head_for(target)).fit(target),
+    "eagle": lambda target: GrownTreeDrafter(head_for(target)).fit(target),
 }
 CASES = [("none", 3), ("copy", 1), ("eagle", 3)]
 

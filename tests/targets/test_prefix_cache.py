@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from mmspec.core.interfaces import Drafter
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
+from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.copy.drafter import CopyDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify
@@ -107,7 +107,7 @@ def close(ours: Tensor, theirs: Tensor) -> bool:
 DRAFTERS: dict[str, Callable[[CausalTarget], Drafter]] = {
     "none": lambda target: NoDrafter(),
     "copy": lambda target: CopyDrafter(),
-    "eagle": lambda target: EagleDrafter(eagle_checks.head_for(target), 8, depth=3, top_k=3),
+    "eagle": lambda target: GrownTreeDrafter(eagle_checks.head_for(target), 8, depth=3, top_k=3),
     "flash": lambda target: FlashDrafter(flash_checks.head_for(target)),
 }
 QUESTIONS = (*CONVERSATION, "another question", "another image", "the image twice", "no image", "first")

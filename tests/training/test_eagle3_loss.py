@@ -12,13 +12,12 @@ from mmspec.core.draft import DraftKind, Nodes, Tree
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
-from mmspec.heads.feature_session import GrownTreeSession
+from mmspec.heads.feature_session import GrownTreeDrafter, GrownTreeSession
 from mmspec.methods.eagle.loss import positions_of
 from mmspec.methods.eagle3 import loss as eagle3_loss
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import Eagle3Head
 from mmspec.methods.eagle3.loss import Eagle3Loss
-from mmspec.methods.mtp.drafter import MtpDrafter
 from mmspec.methods.mtp.head import MtpHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
@@ -42,7 +41,7 @@ def decoded(
     ids = example.inputs["input_ids"]
     before = {name: example.inputs[name][:, :root] for name in PER_TOKEN if name in example.inputs}
     request = Request({**example.inputs, **before})
-    runs = MtpDrafter if isinstance(head, MtpHead) else Eagle3Drafter
+    runs = GrownTreeDrafter if isinstance(head, MtpHead) else Eagle3Drafter
     drafter = runs(head, num_draft_tokens=1).fit(target)
     _, prefill = target.prefill([request.inputs], root + 1, drafter.taps)
     session = drafter.start([request], prefill, Sampler(), RandomStream.from_seed(0, 1))

@@ -17,10 +17,9 @@ from mmspec.accelerators import build_accelerator
 from mmspec.core.draft import DraftKind
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
-from mmspec.heads.feature_session import FeatureSession
+from mmspec.heads.feature_session import FeatureSession, GrownTreeDrafter
 from mmspec.methods.dflash.drafter import BlockSession
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.targets.causal import CausalTarget
 from mmspec.trees.pacing import (
     DEFAULT_PACING,
@@ -247,7 +246,7 @@ def test_prompts_are_read_before_the_first_draft_and_on_no_rounds_clock(
 ) -> None:
     target, now, read, seconds = llama(), [0.0], list[str](), list[float]()
     inner: Any = {
-        "eagle": lambda: EagleDrafter(head_for(target)).fit(target),
+        "eagle": lambda: GrownTreeDrafter(head_for(target)).fit(target),
         "dflash": lambda: dflash_checks.drafter_for(target),
         "draft_model": lambda: DraftModelDrafter(CausalTarget(llama().model), 3),
     }[kind]()
@@ -336,7 +335,7 @@ def test_drafts_after_pruned_ones_are_those_of_the_slow_way(
     """Drafts that are pruned and rounds left out, in float64: the head has read all that was committed."""
     target, sizes = few_words(), {"num_draft_tokens": 12, "depth": 4, "top_k": 4}
     head: HeadDrafter = (
-        EagleDrafter(head_for(target), **sizes).fit(target)
+        GrownTreeDrafter(head_for(target), **sizes).fit(target)
         if kind == "eagle"
         else drafter_for(kind, target, **sizes)
     )

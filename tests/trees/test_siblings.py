@@ -70,7 +70,7 @@ def grown(sampling: str, tree: str, p: torch.Tensor, rows: int = 64) -> Tree:
     kind = DraftModelDrafter(llama(), sampling=sampling, tree=tree).kind
     first, root = torch.ones(rows, dtype=torch.long), torch.zeros(rows, dtype=torch.long)
     draws = SiblingDraws(kind, Sampler(1.0), RandomStream.from_seed(3, rows), first, len(p))
-    growth = TreeGrowth(static_tree(tree), root, draws=draws)
+    growth = TreeGrowth(static_tree(tree), root, draws)
     while not growth.is_grown:
         growth.grow(p.log().expand(rows, growth.tokens.shape[1], -1))
     return growth.draft()[0]

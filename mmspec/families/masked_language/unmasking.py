@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -150,7 +150,7 @@ class UnmaskingDrafter(PlacesDrafter):
                 rule = f"must not have the mask token ({self.mask_token_id}): prompts are not decoded"
                 raise InputError(f"prompt[{index}]", f"the mask token at place {place}", rule)
 
-    def fit(self, target: AnyTarget) -> UnmaskingDrafter:
+    def fit(self, target: AnyTarget) -> Self:
         if not isinstance(target, MaskedTarget):
             rule = "decides masked places, so it needs a masked model such as LLaDA, Dream or SDAR"
             raise InputError("accelerator", type(getattr(target, "model", target)).__name__, rule)

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -159,11 +159,11 @@ class OrderedCellsDrafter(CellsDrafter):
         DecodingOrder(**self.options)  # checks the values
         self.exactness = Level.LOSSY if self.options else Level.EXACT
 
-    def fit(self, target: AnyTarget) -> OrderedCellsDrafter:
+    def fit(self, target: AnyTarget) -> Self:
         self.check(target)
         return self.fitted(target)
 
-    def fitted(self, target: Any) -> OrderedCellsDrafter:
+    def fitted(self, target: Any) -> Self:
         """Return this drafter for a target, whose own order gives the options that are None."""
         fitted, own = copy.copy(self), DecodingOrder(**target.plain)
         other = self.options.get("order", own.order) != own.order

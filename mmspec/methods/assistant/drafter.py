@@ -83,7 +83,6 @@ class AssistantDrafter(HeadDrafter):
     Args: see `HeadDrafter`.
     """
 
-    title = "an assistant"
     session = AssistantSession
     model: AssistantHead
     rows_move = False  # a leaving row would take its keys along

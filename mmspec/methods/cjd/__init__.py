@@ -6,9 +6,9 @@ METHODS = (
     Method(
         "cjd",
         "drafts as `sjd` does; a trained head corrects the target's outdated predictions",
+        drafter="mmspec.methods.cjd.drafter:CorrectedDrafter",
         head=Head(
             model="mmspec.methods.cjd.head:CorrectorHead",
-            drafter="mmspec.methods.cjd.drafter:CorrectedDrafter",
             loss="mmspec.methods.cjd.loss:CorrectorLoss",
             of_images=True,
             shipped={

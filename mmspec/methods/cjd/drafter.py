@@ -118,7 +118,8 @@ class CorrectedSession(StateWindowSession):
         apart = [self._noise(window.place[:, at : at + 1], window.p) for at, branch in levels if branch > 1]
         syntax = known if self.layout.has_syntax else None
         self.passes += drafter.passes
-        return drafter.draw(
+        draw: Callable[..., Candidates] = drafter.compiled or draw_corrected
+        return draw(
             self.head,
             self.tables,
             self.sampler,
@@ -249,7 +250,6 @@ class CorrectedDrafter(StateWindowDrafter):
         InputError: a value is out of range.
     """
 
-    title = "a corrector"
     session = CorrectedSession
     model: CorrectorHead
 
@@ -280,12 +280,7 @@ class CorrectedDrafter(StateWindowDrafter):
         if not is_integer(passes) or not 1 <= passes <= MAX_WINDOW:
             raise InputError("passes", passes, f"must be an integer from 1 to {MAX_WINDOW}")
         self.corrected, self.passes = corrected, min(passes, max(1, corrected))
-        self.draw: Callable[..., Candidates] = draw_corrected
-
-    def to(self, *args: object, **kwargs: object) -> None:
-        super().to(*args, **kwargs)
-        self.draw = draw_corrected
 
     def compile(self) -> None:
-        if not isinstance(self.draw, CompiledForward):
-            self.draw = CompiledForward(type(self.model).__name__, draw_corrected, is_dynamic=False)
+        if self.compiled is None:
+            self.compiled = CompiledForward(type(self.model).__name__, draw_corrected, is_dynamic=False)

@@ -6,7 +6,8 @@ METHODS = (
     Method(
         "copy",
         "copies what followed the same words earlier in the text",
-        make="mmspec.methods.copy.drafter:copy",
+        drafter="mmspec.methods.copy.drafter:CopyDrafter",
+        beside="mmspec.methods.copy.beside_head:beside",
         tuned=(
             "copy",
             "copy:num_draft_tokens=4|20",

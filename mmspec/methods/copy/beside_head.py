@@ -19,7 +19,7 @@ from torch import nn
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
-from mmspec.core.interfaces import AnyTarget, TargetOutput, TargetState
+from mmspec.core.interfaces import AnyTarget, Drafter, TargetOutput, TargetState
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path as AcceptedPath
@@ -27,7 +27,7 @@ from mmspec.errors import InputError
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.methods.copy.drafter import CopyDrafter, CopySession, Guesses
 
-__all__ = ["CopyBesideHeadDrafter"]
+__all__ = ["CopyBesideHeadDrafter", "beside"]
 
 
 class CopyBesideHeadSession(CopySession):
@@ -120,3 +120,15 @@ class CopyBesideHeadDrafter(CopyDrafter):
         changed = copy.copy(self)
         changed.head = head
         return changed
+
+
+def beside(drafter: HeadDrafter, /, copy: bool = False, corpus: str | Path | None = None) -> Drafter:
+    """Add copies beside the candidates of a head if an option requires it.
+
+    Args:
+        drafter: of the head.
+        copy: whether copies of earlier text compete with the head's candidates for the nodes of a tree.
+        corpus: file of n-grams, whose continuations compete for the nodes too, and so do copies; no file if
+            None.
+    """
+    return CopyBesideHeadDrafter(drafter, corpus) if copy or corpus is not None else drafter

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import torch
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import PointMass
 from mmspec.core.draft import DraftKind, Tree
@@ -244,10 +243,3 @@ class CopyDrafter(SessionDrafter):
         if self.corpus is not None and self.corpus.vocabulary > target.vocabulary:
             rule = f"must have token ids below {target.vocabulary}, this model's vocabulary"
             raise InputError("corpus", f"ids up to {self.corpus.vocabulary - 1}", rule)
-
-
-def copy(
-    num_draft_tokens: int = 16, min_match: int = 1, top_k: int = 8, corpus: str | Path | None = None
-) -> Accelerator:
-    """Prompt look-up (Saxena, 2023) with a tree of continuations; options: see `CopyDrafter`."""
-    return pair("copy", CopyDrafter(num_draft_tokens, min_match, top_k, corpus))

@@ -7,6 +7,7 @@ METHODS = (
         "cspd",
         "drafts image cells one by one with a smaller MAR, verified at their last denoising step",
         "2411.11925",
+        drafter="mmspec.families.mar.cells:CellModelDrafter",
         make="mmspec.methods.cspd.drafter:cspd",
         rules={"cspd": "mmspec.vectors.rules:CSpD"},
         judged_by=("reflection", "shared_noise", "cspd"),

@@ -17,7 +17,7 @@ __all__ = ["cspd"]
 
 
 def cspd(
-    model: PreTrainedModel | MARTarget,
+    model: PreTrainedModel | MARTarget | type[MARTarget],
     num_draft_tokens: int = 8,
     prefill: float = 0.05,
     order: str = "random",
@@ -36,6 +36,10 @@ def cspd(
     """
     reader: Any = continuous_target(model) if isinstance(model, PreTrainedModel) else model
     if reader is None or not reader.any_order:
-        raise InputError("drafter", type(model).__name__, "must be a MAR, for a target that is a MAR")
+        raise InputError(
+            "drafter",
+            getattr(model, "__name__", type(model).__name__),
+            "must be a MAR, for a target that is a MAR",
+        )
     switches = see_drafts, last_noise, shared_guidance, rollback
     return Accelerator("cspd", CellModelDrafter(reader, num_draft_tokens, prefill, order, *switches), CSpD())

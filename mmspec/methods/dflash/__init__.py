@@ -7,9 +7,9 @@ METHODS = (
         "dflash",
         "denoises a block of tokens in one forward pass of a trained head",
         "2602.06036",
+        drafter="mmspec.methods.dflash.drafter:DFlashDrafter",
         head=Head(
             model="mmspec.methods.dflash.head:DFlashHead",
-            drafter="mmspec.methods.dflash.drafter:DFlashDrafter",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dflash",
             shipped={
@@ -25,9 +25,9 @@ METHODS = (
         "dspark",
         "denoises blocks as `dflash` does; each token of a block depends on the one before it",
         "2607.05147",
+        drafter="mmspec.methods.dflash.drafter:DFlashDrafter",
         head=Head(
             model="mmspec.methods.dflash.head:DSparkHead",
-            drafter="mmspec.methods.dflash.drafter:DSparkDrafter",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dspark",
             shipped={

@@ -8,7 +8,6 @@ of draws, verified exactly.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from mmspec.targets.causal import CacheState
 from mmspec.targets.steps import StaticCaches
 from mmspec.validation import require_number
 
-__all__ = ["DFlashDrafter", "DSparkDrafter"]
+__all__ = ["DFlashDrafter"]
 
 
 class BlockSession(CachingSession):
@@ -46,7 +45,7 @@ class BlockSession(CachingSession):
         head, device, known = self.head, self.target.device, self._known(batch)
         lengths = [rows.shape[1] for rows in known]
         capacity = max(lengths) + 2 * head.config.block
-        caches = self.drafter.caches
+        caches = self.drafter.compiled
         take = RaggedCache if caches is None else caches.take
         cache = take(head.layers_config, len(known), capacity, device)
         cache.plan.reads_all = caches is not None  # graphs have one width
@@ -129,10 +128,9 @@ class DFlashDrafter(HeadDrafter):
         InputError: a value is out of range, or the head has no confidence.
     """
 
-    title = "a DFlash head"
     session = BlockSession
     model: DFlashHead
-    caches: StaticCaches | None = None
+    compiled: StaticCaches | None = None
 
     def __init__(
         self,
@@ -154,19 +152,6 @@ class DFlashDrafter(HeadDrafter):
     def deepest(self) -> tuple[int, str]:
         return self.model.config.depth, "the tokens of a block"
 
-    def to(self, *args: Any, **kwargs: Any) -> None:
-        super().to(*args, **kwargs)
-        self.caches = None
-
     def compile(self) -> None:
-        if self.caches is None and has_graphs(self.model.device):
-            self.caches = StaticCaches()
-
-
-class DSparkDrafter(DFlashDrafter):
-    """Drafts as DFlash does, with each token depending on the one before it.
-
-    Args: see `DFlashDrafter`.
-    """
-
-    title = "a DSpark head"
+        if self.compiled is None and has_graphs(self.model.device):
+            self.compiled = StaticCaches()

@@ -25,7 +25,7 @@ class BlockAttention(Qwen3Attention):
         heads = config.num_attention_heads
         self.sinks = nn.Parameter(torch.zeros(heads)) if getattr(config, "sinks", False) else None
 
-    def forward(  # type: ignore[override, unused-ignore]  # only the block has queries
+    def forward(
         self,
         block: Tensor,
         context: Tensor,
@@ -78,7 +78,7 @@ class BlockLayer(Qwen3DecoderLayer):
         super().__init__(config, layer_idx)
         self.self_attn = BlockAttention(config, layer_idx)
 
-    def forward(  # type: ignore[override, unused-ignore]  # arguments of its attention
+    def forward(
         self,
         block: Tensor,
         context: Tensor,

@@ -7,6 +7,7 @@ METHODS = (
         "draft_model",
         "drafts with a smaller model of the same tokenizer, or of the same continuous tokens",
         "2211.17192",
+        drafter="mmspec.methods.draft_model.drafter:DraftModelDrafter",
         make="mmspec.methods.draft_model.choice:draft_model",
         judged_by=("reflection", "shared_noise", "cspd"),
         needs="a smaller model with the target's tokenizer or image tokenizer",

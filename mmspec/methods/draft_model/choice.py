@@ -8,6 +8,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from mmspec.accelerator import Accelerator, pair
+from mmspec.core.distributions import Continuous
 from mmspec.errors import InputError
 from mmspec.families.images import continuous_target
 from mmspec.families.mar.cells import CellModelDrafter
@@ -15,6 +16,7 @@ from mmspec.families.mar.target import MARTarget
 from mmspec.methods.draft_model.drafter import LENGTH, DraftModelDrafter
 from mmspec.methods.draft_model.masked import MaskedModelDrafter
 from mmspec.methods.draft_model.vectors import VectorModelDrafter
+from mmspec.open_types import Keywords
 from mmspec.targets import CausalTarget, adapt
 from mmspec.trees.rejection import SpeculativeSampling
 from mmspec.vectors.rules import Reflection, SharedNoise
@@ -23,7 +25,7 @@ __all__ = ["draft_model"]
 
 
 def draft_model(
-    model: PreTrainedModel | CausalTarget | MARTarget,
+    model: PreTrainedModel | CausalTarget | MARTarget | type[CausalTarget | MARTarget],
     num_draft_tokens: int | None = None,
     sampling: str | None = None,
     tree: str | int | Sequence[int] | None = None,
@@ -33,7 +35,8 @@ def draft_model(
     """Draft with a smaller model of the same tokenizer (2211.17192), or of the same continuous tokens.
 
     Args:
-        model: the draft model; a masked language model drafts as in DiffuSpec (`MaskedModelDrafter`).
+        model: the draft model; a masked language model drafts as in DiffuSpec (`MaskedModelDrafter`). The
+            class of its target checks the options before it is loaded.
         num_draft_tokens: length of a draft, 1 to 512; 5, or at most 30 with a masked draft model if None.
         tree: see `DraftModelDrafter`. For text only.
         keep, mass: see `DraftModelDrafter`.
@@ -43,27 +46,29 @@ def draft_model(
     `reflection` if sampled. A MAR's drafts are sampled, and verified by `speculative_sampling` as whole
     chains; the reference distribution is one cell per forward pass, as in `cspd`.
     """
+    reader: Any = model
     if isinstance(model, PreTrainedModel):
-        reader: Any = continuous_target(model) or adapt(model)
-    else:
-        reader = model
+        reader = continuous_target(model) or adapt(model)
+    of_text: Keywords = {"tree": tree, "keep": keep, "mass": mass}
     if reader.fills_masks:
-        for name, value in (("sampling", sampling), ("tree", tree), ("keep", keep), ("mass", mass)):
-            if value is not None:
-                required = "must be None: a masked draft model drafts one chain, which it searches for"
-                raise InputError(name, value, required)
+        rule = "must be None: a masked draft model drafts one chain, which it searches for"
+        refuse({"sampling": sampling, **of_text}, rule)
         return pair("draft_model", MaskedModelDrafter(reader, num_draft_tokens))
-    if not reader.vector_size:
-        how = sampling or "coupled", tree, keep, mass
-        return pair("draft_model", DraftModelDrafter(reader, num_draft_tokens, *how))
-    for name, value in (("tree", tree), ("keep", keep), ("mass", mass)):
-        if value is not None:
-            required = "must be None: a draft model of continuous tokens drafts a chain from the whole prompt"
-            raise InputError(name, value, required)
+    if not issubclass(reader.distribution, Continuous):
+        drafter = DraftModelDrafter(reader, num_draft_tokens, sampling or "coupled", **of_text)
+        return pair("draft_model", drafter)
+    refuse(of_text, "must be None: a draft model of continuous tokens drafts a chain from the whole prompt")
     length = LENGTH if num_draft_tokens is None else num_draft_tokens
     if reader.any_order:
         cells = CellModelDrafter(reader, length)
         return Accelerator("draft_model", cells, SpeculativeSampling())
     vectors = VectorModelDrafter(reader, length, sampling or "sampled")
-    rule = SharedNoise() if sampling == "coupled" else Reflection()
-    return Accelerator("draft_model", vectors, rule)
+    verified = SharedNoise() if sampling == "coupled" else Reflection()
+    return Accelerator("draft_model", vectors, verified)
+
+
+def refuse(options: Keywords, rule: str) -> None:
+    """Raise InputError for the first option that is not None."""
+    for name, value in options.items():
+        if value is not None:
+            raise InputError(name, value, rule)

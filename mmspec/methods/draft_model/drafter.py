@@ -124,7 +124,7 @@ class DraftModelSession(DraftSession):
         """Grow a tree after unread tokens [B, m], with one forward pass of the draft model a level."""
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(self.drafter.kind, *noise, self.vocabulary)
-        growth = TreeGrowth(shape, canvas.root, draws=draws)
+        growth = TreeGrowth(shape, canvas.root, draws)
         logits = self._read(unread)
         while True:
             growth.grow(self.sampler.warp(logits).log_softmax(-1))
@@ -161,8 +161,8 @@ class DraftModelDrafter(ModelDrafter):
     """Drafts a chain or a tree of tokens with a smaller model.
 
     Args:
-        model: the draft model behind the Target interface. If its config has `draft_tokens`, it drafts those
-            tokens alone.
+        model: the draft model behind the Target interface; its class before it is loaded, to check the other
+            arguments. If its config has `draft_tokens`, it drafts those tokens alone.
         num_draft_tokens: length of the chain, 1 to 512; 5 if None.
         sampling: how the draft model chooses its tokens when the target samples. "coupled" draws with the
             target's own noise, so that equal distributions give equal tokens and the output is bitwise that
@@ -193,7 +193,7 @@ class DraftModelDrafter(ModelDrafter):
 
     def __init__(
         self,
-        model: CausalTarget,
+        model: CausalTarget | type[CausalTarget],
         num_draft_tokens: int | None = None,
         sampling: str = "coupled",
         tree: str | int | Sequence[int] | None = None,
@@ -205,18 +205,19 @@ class DraftModelDrafter(ModelDrafter):
         require_number("mass", self.mass, 0.0, 1.0, "must be a share of attention from 0 to 1")
         if keep is not None:
             require_number("keep", keep, 0.0, 1.0, "must be a share of visual tokens from 0 to 1")
-            if getattr(type(model), "prefill", CausalTarget.prefill) is not CausalTarget.prefill:
+            if (model if isinstance(model, type) else type(model)).prefill is not CausalTarget.prefill:
                 rule = "must be None: this draft model cannot read a part of a prompt"
                 raise InputError("keep", keep, rule)
         elif mass is not None:
             raise InputError("mass", mass, "must be None without keep")
-        if find_mixers(model.model):
-            raise UnsupportedModelError(
-                f"{type(model.model).__name__} keeps a recurrent state, which cannot be rolled back; use it "
-                "as a target, with another draft model"
-            )
-        restrict_output(model.model)
-        self.model = model
+        if not isinstance(model, type):
+            if find_mixers(model.model):
+                raise UnsupportedModelError(
+                    f"{type(model.model).__name__} keeps a recurrent state, which cannot be rolled back; use "
+                    "it as a target, with another draft model"
+                )
+            restrict_output(model.model)
+            self.model = model
         self.sampling = sampling
         self.stop_below = 0.0
         self.shape: StaticTree | None = None

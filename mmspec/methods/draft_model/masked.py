@@ -24,13 +24,15 @@ from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
 from mmspec.targets.attention import mask_dtype
 from mmspec.targets.prefix import TOKENS
-from mmspec.validation import check_draft_tokens, is_integer, require_number
+from mmspec.validation import check_draft_tokens
 from mmspec.visual_tokens.spans import find_images
 
 __all__ = ["MaskedModelDrafter", "NgramModel", "search_path"]
 
 BACKOFF = 0.4  # weight of a shorter context (stupid backoff, Brants et al., 2007)
 EMA = 0.5  # weight of the newest length
+LEAST = 20  # fewest masks of a draft
+STEP = 10  # masks that are added where a whole draft was accepted
 
 
 class NgramModel:
@@ -141,9 +143,9 @@ class MaskedModelSession(DraftSession):
 
     def __init__(self, drafter: MaskedModelDrafter, batch: PromptBatch) -> None:
         self.drafter = drafter
-        most, least = drafter.num_draft_tokens, drafter.least
+        most = drafter.num_draft_tokens
         self.ngrams = [NgramModel() for _ in batch.requests]
-        self.lengths = [LengthControl(least, most, drafter.step, float(most)) for _ in batch.requests]
+        self.lengths = [LengthControl(min(LEAST, most), most, STEP, float(most)) for _ in batch.requests]
         self.known = [0] * len(batch.requests)
         self.prompts = [drafter.model.embed_prompt(request.inputs) for request in batch.requests]
 
@@ -176,15 +178,7 @@ class MaskedModelSession(DraftSession):
         self.passes += 1
         prompt = self.prompts[row]
         log_p = self.drafter.predict(prompt, ids[len(prompt) :], count).log_softmax(-1)
-        return search_path(
-            log_p,
-            self.ngrams[row],
-            stopping.end_token_ids,
-            mass=self.drafter.mass,
-            most=self.drafter.width,
-            beam=self.drafter.beam,
-            weight=self.drafter.weight,
-        )
+        return search_path(log_p, self.ngrams[row], stopping.end_token_ids)
 
 
 class MaskedModelDrafter(ModelDrafter):
@@ -196,9 +190,6 @@ class MaskedModelDrafter(ModelDrafter):
     Args:
         model: the masked model behind the Target interface.
         num_draft_tokens: most masks of a draft; 30 if None.
-        least: fewest masks of a draft.
-        step: masks that are added where a whole draft was accepted.
-        mass, width, beam, weight: of the search, as `mass`, `most`, `beam` and `weight` of `search_path`.
 
     Raises:
         InputError: a value is out of range.
@@ -209,31 +200,10 @@ class MaskedModelDrafter(ModelDrafter):
     model: MaskedTarget
     vocabulary: int  # tokens that the target has too
 
-    def __init__(
-        self,
-        model: MaskedTarget,
-        num_draft_tokens: int | None = None,
-        least: int = 20,
-        step: int = 10,
-        mass: float = 0.8,
-        width: int = 15,
-        beam: int = 3,
-        weight: float = 0.5,
-    ) -> None:
+    def __init__(self, model: MaskedTarget, num_draft_tokens: int | None = None) -> None:
         self.model = model
         self.num_draft_tokens = check_draft_tokens(30 if num_draft_tokens is None else num_draft_tokens)
-        for name, value in (("least", least), ("step", step), ("width", width), ("beam", beam)):
-            if not is_integer(value) or value < 1:
-                raise InputError(name, value, "must be a positive integer")
-        for name, share in (("mass", mass), ("weight", weight)):
-            require_number(name, share, 0.0, 1.0, "must be a share from 0 to 1")
-        self.least, self.step = min(least, self.num_draft_tokens), step
-        self.mass, self.width, self.beam, self.weight = mass, width, beam, weight
         self.max_nodes = self.num_draft_tokens + 1
-
-    @property
-    def reader(self) -> None:
-        return None
 
     def fit(self, target: AnyTarget) -> MaskedModelDrafter:
         fitted = copy.copy(self)

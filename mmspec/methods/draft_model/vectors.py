@@ -15,13 +15,11 @@ from mmspec.core.interfaces import AnyTarget, DraftSession
 from mmspec.core.random_stream import Purpose
 from mmspec.core.session import ModelDrafter, PromptBatch
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
+from mmspec.trees.siblings import kind_of
 from mmspec.validation import check_draft_tokens
 
 __all__ = ["VectorModelDrafter"]
-
-KIND_OF_SAMPLING = {"sampled": DraftKind.IID, "coupled": DraftKind.COUPLED}
 
 
 class VectorModelSession(DraftSession):
@@ -85,9 +83,7 @@ class VectorModelDrafter(ModelDrafter):
     session = VectorModelSession
 
     def __init__(self, model: CausalTarget, num_draft_tokens: int = 3, sampling: str = "sampled") -> None:
-        if sampling not in KIND_OF_SAMPLING:
-            raise InputError("sampling", sampling, did_you_mean(sampling, KIND_OF_SAMPLING))
-        self.model, self.kind = model, KIND_OF_SAMPLING[sampling]
+        self.model, self.kind = model, kind_of(sampling, ("coupled", "sampled"))
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
         self.max_nodes = num_draft_tokens + 1
 

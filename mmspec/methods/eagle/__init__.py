@@ -1,4 +1,10 @@
-"""EAGLE (2406.16858): a trained head grows a tree from the target's hidden states."""
+"""EAGLE: a trained layer on the target's hidden states grows a tree of candidates.
+
+EAGLE-1 (Li et al., 2401.15077) with static trees, EAGLE-2 (2406.16858) with dynamic ones, LANTERN
+(2410.03355) for images. EAGLE-1 draws the candidates of its tree without replacement when it samples
+(`sampling="without_replacement"`). By default mmspec takes the likeliest ones, for which `sample_and_match`
+is exact.
+"""
 
 from mmspec.plugins import Head, Method, Variant
 
@@ -9,9 +15,9 @@ METHODS = (
         "eagle",
         "grows a tree of drafts with a trained layer on the target's hidden states",
         "2406.16858",
+        drafter="mmspec.heads.feature_session:GrownTreeDrafter",
         head=Head(
             model="mmspec.methods.eagle.head:EagleHead",
-            drafter="mmspec.methods.eagle.drafter:EagleDrafter",
             loss="mmspec.methods.eagle.loss:EagleLoss",
             published="mmspec.methods.eagle.published:read_eagle",
             image_settings=IMAGE_TREE,

@@ -9,9 +9,9 @@ METHODS = (
         "eagle3",
         "grows a tree with a trained layer on the target's hidden states of three depths",
         "2503.01840",
+        drafter="mmspec.methods.eagle3.drafter:Eagle3Drafter",
         head=Head(
             model="mmspec.methods.eagle3.head:Eagle3Head",
-            drafter="mmspec.methods.eagle3.drafter:Eagle3Drafter",
             loss="mmspec.methods.eagle3.loss:Eagle3Loss",
             published="mmspec.methods.eagle3.published:read_eagle3",
             image_settings=IMAGE_TREE,

@@ -71,5 +71,4 @@ class Eagle3Drafter(GrownTreeDrafter):
     Args: see `HeadDrafter`.
     """
 
-    title = "an EAGLE-3 head"
     session = staticmethod(open_session)

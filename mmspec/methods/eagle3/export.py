@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 
 from mmspec.errors import InputError
-from mmspec.heads.layers import PART, SLIDING
+from mmspec.heads.layers import BY_LLAMAS_NAMES, PART, SLIDING
 from mmspec.methods.eagle3.head import Eagle3Head
 from mmspec.open_types import Json
 
@@ -67,11 +67,7 @@ def export_head(
 def layer_config(head: Eagle3Head) -> Json:
     """The head's layer as the config of a Llama with one layer."""
     config, window = head.config, head.config.sliding_window
-    names = (
-        *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
-        *("hidden_act", "rms_norm_eps"),
-    )
-    shape = {name: getattr(config, name) for name in names}
+    shape = {name: getattr(config, name) for name in BY_LLAMAS_NAMES}
     windows = {"layer_types": [SLIDING], "use_sliding_window": True, "sliding_window": window}
     made = {
         "model_type": "qwen3" if config.qk_norm else "llama",

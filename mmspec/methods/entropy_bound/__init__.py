@@ -7,7 +7,8 @@ METHODS = (
         "entropy_bound",
         "decides the masked places of lowest entropy, up to a total of `entropy_bound` nats",
         "2505.24857",
-        policy="mmspec.methods.entropy_bound.policy:EntropyBound",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="entropy_bound",
         rules={"entropy_bound": "mmspec.methods.entropy_bound.policy:EntropyBound"},
     ),
 )

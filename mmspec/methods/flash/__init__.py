@@ -7,9 +7,9 @@ METHODS = (
         "flash",
         "drafts blocks of tokens as a tree with a trained head that reads compressed images",
         "2505.12728",
+        drafter="mmspec.methods.flash.drafter:FlashDrafter",
         head=Head(
             model="mmspec.methods.flash.head:FlashHead",
-            drafter="mmspec.methods.flash.drafter:FlashDrafter",
             loss="mmspec.methods.flash.loss:FlashLoss",
             shipped={
                 "scenes-llava-flash": (

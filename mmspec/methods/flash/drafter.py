@@ -18,7 +18,6 @@ from mmspec.core.indexing import pick
 from mmspec.errors import InputError
 from mmspec.heads.feature_session import FeatureDrafter, FeatureSession
 from mmspec.methods.flash.head import FlashHead
-from mmspec.trees.growth import TreeGrowth
 from mmspec.validation import is_integer
 
 __all__ = ["FlashDrafter"]
@@ -33,7 +32,7 @@ class FlashSession(FeatureSession):
     def propose(self, canvas: Canvas) -> Draft:
         hidden = self._read_committed(canvas)[:, None]  # [R, w, d] of the nodes that end a block
         is_chain = self.shape.max_children == 1 and not self.shape.stop_below
-        return self._chain(canvas.root, hidden) if is_chain else self._tree(canvas.root, hidden)
+        return self._chain(canvas.root, hidden) if is_chain else self._tree(canvas, hidden)
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         if self.drafter.shape.max_children > 1:  # limiting a chain would cost more than it saves
@@ -62,9 +61,9 @@ class FlashSession(FeatureSession):
         self.likelihoods = torch.stack(paths, 1).masked_fill(~valid, -torch.inf)
         return Tree.chain(torch.stack(tokens, 1), DraftKind.POINT, valid=valid, faulty=~sound)
 
-    def _tree(self, root: Tensor, hidden: Tensor) -> Draft:
+    def _tree(self, canvas: Canvas, hidden: Tensor) -> Draft:
         """Grow a tree, with a forward pass of the head at the start of every block."""
-        growth = TreeGrowth(self.shape, root, self.names)
+        growth, root = self.growth(canvas), canvas.root
         base = torch.zeros_like(root)[:, None]  # [B, w] ancestor in `hidden` of each expanded node
         block = self.drafter.block
         last_pass = (self.shape.depth - 1) // block * block  # the level at which it starts
@@ -108,7 +107,6 @@ class FlashDrafter(FeatureDrafter):
         InputError: a value is out of range.
     """
 
-    title = "a FLASH head"
     session = FlashSession
 
     def __init__(

@@ -7,7 +7,8 @@ METHODS = (
         "freedave",
         "drafts the next states of a masked block (SDAR), and scores them in one forward pass",
         "2510.00294",
-        make="mmspec.methods.freedave.drafter:freedave",
+        drafter="mmspec.methods.freedave.drafter:StatesDrafter",
+        rule="state_walk",
         rules={"state_walk": "mmspec.places.state_walk:StateWalk"},
     ),
 )

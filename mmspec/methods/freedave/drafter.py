@@ -9,16 +9,14 @@ alone.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft
@@ -32,7 +30,7 @@ from mmspec.places.policies import NOWHERE, draw_anew, rank
 from mmspec.places.state_walk import StateFill, StateWalk
 from mmspec.validation import is_integer
 
-__all__ = ["StatesBlock", "StatesDrafter", "freedave"]
+__all__ = ["StatesBlock", "StatesDrafter"]
 
 MAX_STATES = 64
 NOTHING = torch.empty(0, dtype=torch.float32, device="cpu")
@@ -241,23 +239,12 @@ class StatesDrafter(UnmaskingDrafter):
         super().__init__()
         self.states = states
 
-    def fit(self, target: AnyTarget) -> StatesDrafter:
+    def fit(self, target: AnyTarget) -> Self:
         fitted = super().fit(target)
-        if not isinstance(fitted, StatesDrafter):
-            raise TypeError(type(fitted).__name__)
         if not fitted.is_causal:
             rule = "needs a block-causal model such as SDAR; others would read the prompt for each state"
             raise InputError("accelerator", "freedave", rule)
-        fitted = copy.copy(fitted)
         size = fitted.block_length or 1
         fitted.states = min(self.states, 1 + size)
-        fitted.max_nodes = 1 + (fitted.states + 1) * (fitted.block_length or 1)
+        fitted.max_nodes = 1 + (fitted.states + 1) * size
         return fitted
-
-
-def freedave(states: int = 8) -> Accelerator:
-    """Draft the next states of a masked block, and score them in one forward pass (FreeDave, 2510.00294).
-
-    The output is that of one place per forward pass. Options: see `StatesDrafter`.
-    """
-    return Accelerator("freedave", StatesDrafter(states), StateWalk())

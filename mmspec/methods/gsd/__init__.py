@@ -7,7 +7,9 @@ METHODS = (
         "gsd",
         "drafts as `sjd` does; accepts tokens by groups of similar probability, within `delta`",
         "2508.07747",
-        make="mmspec.methods.gsd.rule:gsd",
+        drafter="mmspec.trees.jacobi:JacobiDrafter",
+        rule="budget",
+        settings={"relaxation": "groups"},
         rules={"grouped": "mmspec.methods.gsd.rule:Grouped"},
         trials=(
             "gsd:window=16|24|32",

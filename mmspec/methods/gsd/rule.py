@@ -7,15 +7,11 @@ that the group test accepts at least as much as the exact one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator
 from mmspec.kernels import rank_ratio, rank_ratio_at
-from mmspec.trees.budget import Budget
-from mmspec.trees.jacobi import JacobiDrafter, WindowOptions
 from mmspec.trees.relaxed_sampling import RelaxedSampling, check_group_size
 
 
@@ -47,12 +43,3 @@ class Grouped(RelaxedSampling):
 
     def mass_at(self, p: Tensor, q: Tensor, x: Tensor, allowance: Tensor) -> Tensor:
         return q.gather(-1, x) * rank_ratio_at(p, q, x, self.group_size)
-
-
-def gsd(delta: float = 0.1, group_size: int = 14, **window: Unpack[WindowOptions]) -> Accelerator:
-    """Draft a Jacobi window, verified with a budget over groups of similar probability (GSD, 2508.07747).
-
-    The published rule is `acceptance=grouped`. Options: see `Budget` and `JacobiDrafter`.
-    """
-    rule = Budget(delta, "groups", group_size=group_size)
-    return Accelerator("gsd", JacobiDrafter(**window), rule)

@@ -7,9 +7,9 @@ METHODS = (
         "hydra",
         "predicts with heads as `medusa` does; each also reads the tokens of the heads before it",
         "2402.05109",
+        drafter="mmspec.methods.hydra.drafter:HydraDrafter",
         head=Head(
             model="mmspec.methods.hydra.head:HydraHead",
-            drafter="mmspec.methods.hydra.drafter:HydraDrafter",
             loss="mmspec.methods.hydra.loss:HydraLoss",
             published="mmspec.methods.hydra.published:read_hydra",
         ),

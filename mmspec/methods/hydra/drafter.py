@@ -73,5 +73,4 @@ class HydraDrafter(LevelDrafter, FeatureDrafter):
     Args: see `LevelDrafter`.
     """
 
-    title = "Hydra's heads"
     session = staticmethod(open_session)

@@ -7,7 +7,8 @@ METHODS = (
         "lantern",
         "drafts as `sjd` does; accepts tokens whose codebook neighbours are likely, within `delta`",
         "2410.03355",
-        make="mmspec.methods.lantern.rule:lantern",
+        drafter="mmspec.trees.jacobi:JacobiDrafter",
+        rule="budget",
         rules={
             "lantern": "mmspec.methods.lantern.rule:Lantern",
             "lantern++": "mmspec.methods.lantern.rule:LanternPlusPlus",

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator
 from mmspec.core.interfaces import AnyTarget
 from mmspec.kernels import nearby_mass, nearby_prefix
 from mmspec.kernels.chain import normalise
-from mmspec.trees.budget import Budget
-from mmspec.trees.jacobi import JacobiDrafter, WindowOptions
 from mmspec.trees.neighbours import check_neighbours, fitted, neighbour_table
 from mmspec.trees.relaxed_sampling import RelaxedSampling
 from mmspec.validation import require_number
@@ -108,14 +104,3 @@ class LanternPlusPlus(Lantern):
 
     lam: float | None = 5.0
     neighbours: int = 10
-
-
-def lantern(
-    delta: float = 0.1, neighbours: int = 100, metric: str = "l2", **window: Unpack[WindowOptions]
-) -> Accelerator:
-    """Draft a Jacobi window, verified with a budget over codebook neighbours (after LANTERN, 2410.03355).
-
-    The published rule is `acceptance=lantern`. Options: see `Budget` and `JacobiDrafter`.
-    """
-    rule = Budget(delta, "neighbours", neighbours, metric)
-    return Accelerator("lantern", JacobiDrafter(**window), rule)

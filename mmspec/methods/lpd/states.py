@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -133,10 +133,8 @@ class CellStatesDrafter(OrderedCellsDrafter):
             raise InputError("states", states, f"must be an integer from 2 to {MAX_STATES}")
         self.states = states
 
-    def fitted(self, target: ParallelImageTarget) -> CellStatesDrafter:
+    def fitted(self, target: ParallelImageTarget) -> Self:
         fitted = super().fitted(target)
-        if not isinstance(fitted, CellStatesDrafter):
-            raise TypeError(type(fitted).__name__)
         fitted.max_nodes = 1 + widest(fitted.order.counts(target.grid), 2 * self.states - 1)
         return fitted
 

@@ -7,7 +7,7 @@ METHODS = (
         "masked",
         "decides several image cells in each of `iterations` forward passes of a masked model (MAR)",
         "2406.11838",
-        make="mmspec.methods.masked.drafter:masked",
+        drafter="mmspec.families.mar.cells:CellOrderDrafter",
         trials=(
             "masked:iterations=32",
             "masked:iterations=20",

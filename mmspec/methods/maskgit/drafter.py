@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
 from mmspec.core.interfaces import DraftSession, TargetOutput
@@ -21,7 +20,7 @@ from mmspec.families.parallel_images.target import CellGroup
 from mmspec.methods.maskgit.policy import MaskGIT
 from mmspec.validation import is_integer
 
-__all__ = ["MaskGITDrafter", "maskgit"]
+__all__ = ["MaskGITDrafter"]
 
 
 class MaskGITSession(DraftSession):
@@ -84,13 +83,3 @@ class MaskGITDrafter(CellsDrafter):
     def counts(self, cells: int) -> list[int]:
         """Return the number of cells that each forward pass decides."""
         return cells_by_forward(cells, min(self.iterations, cells))
-
-
-def maskgit(iterations: int = 12, choice_temperature: float = 4.5) -> Accelerator:
-    """Decide the surest of all open cells of an image in each forward pass (MaskGIT, 2202.04200).
-
-    Args:
-        iterations: see `MaskGITDrafter`.
-        choice_temperature: see `MaskGIT`.
-    """
-    return Accelerator("maskgit", MaskGITDrafter(iterations), MaskGIT(choice_temperature))

@@ -7,9 +7,9 @@ METHODS = (
         "medusa",
         "predicts one token each with several heads on one hidden state of the target",
         "2401.10774",
+        drafter="mmspec.methods.medusa.drafter:MedusaDrafter",
         head=Head(
             model="mmspec.methods.medusa.head:MedusaHead",
-            drafter="mmspec.methods.medusa.drafter:MedusaDrafter",
             loss="mmspec.methods.medusa.loss:MedusaLoss",
             published="mmspec.methods.medusa.published:read_medusa",
         ),

@@ -37,5 +37,4 @@ class MedusaDrafter(LevelDrafter):
     Args: see `LevelDrafter`.
     """
 
-    title = "Medusa's heads"
     session = MedusaSession

@@ -7,9 +7,9 @@ METHODS = (
         "mtp",
         "grows a tree with the layer for multi-token prediction of the target's training",
         "2412.19437",
+        drafter="mmspec.heads.feature_session:GrownTreeDrafter",
         head=Head(
             model="mmspec.methods.mtp.head:MtpHead",
-            drafter="mmspec.methods.mtp.drafter:MtpDrafter",
             loss="mmspec.methods.eagle3.loss:Eagle3Loss",
             published="mmspec.methods.mtp.published:read_mtp",
             in_checkpoint=True,

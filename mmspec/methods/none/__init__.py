@@ -6,7 +6,7 @@ METHODS = (
     Method(
         "none",
         "decodes plainly, through the same loop without drafts",
-        make="mmspec.methods.none.drafter:none",
+        drafter="mmspec.core.plain:NoDrafter",
         tuned=("none",),
     ),
 )

@@ -7,9 +7,9 @@ METHODS = (
         "ppd",
         "predicts the next tokens with trained prompt tokens in the target's own forward pass",
         "2405.18628",
+        drafter="mmspec.methods.ppd.drafter:PromptTokensDrafter",
         head=Head(
             model="mmspec.methods.ppd.head:PromptTokens",
-            drafter="mmspec.methods.ppd.drafter:PromptTokensDrafter",
             loss="mmspec.methods.ppd.loss:PromptTokensLoss",
             shipped={
                 "smollm2-ppd": (

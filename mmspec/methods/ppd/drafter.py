@@ -13,10 +13,11 @@ from math import ceil
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
-from mmspec.core.draft import ProbedTree, Tree
+from mmspec.core.draft import Nodes, Tree
 from mmspec.core.indexing import pick
 from mmspec.core.interfaces import AnyTarget, TargetOutput
 from mmspec.core.rows import named
@@ -27,7 +28,7 @@ from mmspec.heads.drafter import HeadDrafter, HeadSession
 from mmspec.kernels import best
 from mmspec.methods.ppd.head import PromptTokens
 from mmspec.open_types import Keywords
-from mmspec.trees.siblings import DRAWN
+from mmspec.targets.causal import CausalState
 from mmspec.validation import require_number
 
 __all__ = ["PromptTokensDrafter", "place_probes"]
@@ -56,24 +57,49 @@ def place_probes(parents: Tensor, paths: Tensor, worth: Sequence[float], count: 
 
 
 @dataclass(frozen=True)
-class PromptTree(ProbedTree):
-    """A tree with prompt tokens, which are placed again in a part of it.
+class PromptTree(Tree):
+    """A tree with prompt tokens as query nodes, which are placed again in a part of it.
+
+    A prompt token attends to its host, to the nodes that the host attends to, and to earlier prompt tokens of
+    the same host. Prompt tokens are never accepted, and their keys are dropped.
 
     Attributes:
+        hosts: [B, P] the node after which each prompt token is placed, ascending.
+        steps: [B, P] index of each among the n; those of one host are 0, 1, ...
         likelihoods: [B, n] log-probabilities of the paths.
-        probed: adds prompt tokens to a tree, given those.
+        drafter: places the prompt tokens.
     """
 
+    hosts: Tensor
+    steps: Tensor
     likelihoods: Tensor
-    probed: Callable[[Tree, Tensor], PromptTree]
+    drafter: PromptTokensDrafter
 
-    row_fields = named("likelihoods")
+    row_fields = named("hosts", "steps", "likelihoods")
+
+    @property
+    def nodes(self) -> Nodes:
+        """The input nodes of the target's forward pass: the nodes of the tree, then the prompt tokens."""
+        plain, more = super().nodes, self.hosts.shape[1]
+        count = plain.extent + more
+        together = (self.hosts[:, :, None] == self.hosts[:, None]) & (
+            self.steps[:, None] <= self.steps[..., None]
+        )
+        seen = torch.cat([pick(plain.visible, self.hosts), together], 2)
+        depths = self.depth.gather(1, self.hosts) + 1 + self.steps
+        return Nodes(
+            torch.cat([self.tokens, self.drafter.fitted_target.vocabulary + self.steps], 1),
+            torch.arange(count, device=seen.device).expand(len(seen), -1),
+            torch.cat([plain.depths, depths], 1),
+            torch.cat([pad(plain.visible, (0, more)), seen], 1),
+            self.max_depth + self.drafter.probes,
+        )
 
     def part_of(self, kept: Sequence[Sequence[int]], size: int) -> PromptTree:
         part = super().part_of(kept, size)
         nodes = [[0, *each, *[0] * (size - len(each))] for each in kept]
         likelihoods = self.likelihoods.gather(1, torch.tensor(nodes, device=self.likelihoods.device))
-        return self.probed(part, likelihoods.where(part.valid, -torch.inf))
+        return self.drafter.probed(part, likelihoods.where(part.valid, -torch.inf))
 
 
 class PromptTokensSession(HeadSession):
@@ -87,12 +113,16 @@ class PromptTokensSession(HeadSession):
     row_fields = named("logits", "known")
 
     drafter: PromptTokensDrafter
+    head: PromptTokens
 
     def __init__(self, drafter: PromptTokensDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         prefilled = batch.prefill.logits
         self.logits = prefilled.new_zeros(len(prefilled), drafter.probes, prefilled.shape[-1])
         self.known = torch.zeros(len(batch.requests), dtype=torch.long, device=prefilled.device)
+
+    def attach(self, state: CausalState) -> None:
+        state.queries = self.head.embeddings
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         return None  # all levels are known already, so that a limit would save nothing
@@ -107,7 +137,7 @@ class PromptTokensSession(HeadSession):
         return self.drafter.probed(self.rated(growth), self.likelihoods)
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        if not isinstance(draft, ProbedTree):
+        if not isinstance(draft, PromptTree):
             self.known = torch.zeros_like(self.known)
             return
         behind = draft.hosts == verdict.last[:, None]
@@ -136,7 +166,6 @@ class PromptTokensDrafter(HeadDrafter):
         InputError: a value is out of range; in `fit`, the prompt tokens are not finite.
     """
 
-    title = "PPD's prompt tokens"
     session = PromptTokensSession
     shares_tree = False  # its candidates have probes
     model: PromptTokens
@@ -152,19 +181,19 @@ class PromptTokensDrafter(HeadDrafter):
         probes_per_node: float = 1.0,
     ) -> None:
         super().__init__(model, num_draft_tokens, depth, top_k, tree, sampling)
-        if self.kind in DRAWN:
+        if self.kind.is_drawn:
             raise InputError("sampling", sampling, "must be 'greedy' or 'coupled'")
         self.probes = model.config.num_probes
         rule = f"must be between 0 and {self.probes}, the number of prompt tokens"
         require_number("probes_per_node", probes_per_node, 0.0, self.probes, rule)
         self.probes_per_node = probes_per_node
-        self.max_nodes += self.probes_of(self.shape.num_draft_tokens)
+        self.max_nodes += self.queries_of(self.shape.num_draft_tokens)
 
     @property
     def deepest(self) -> tuple[int, str]:
         return self.model.config.num_probes, "the number of prompt tokens"
 
-    def probes_of(self, candidates: int) -> int:
+    def queries_of(self, candidates: int) -> int:
         return self.probes + ceil(self.probes_per_node * candidates)
 
     def check(self, target: AnyTarget) -> None:
@@ -174,15 +203,7 @@ class PromptTokensDrafter(HeadDrafter):
 
     def probed(self, tree: Tree, paths: Tensor) -> PromptTree:
         """Add prompt tokens to a tree, given the log-probabilities [B, n] of its paths."""
-        count = self.probes_of(tree.valid.shape[1] - 1)
+        count = self.queries_of(tree.valid.shape[1] - 1)
         hosts, steps = place_probes(tree.parents, paths, self.model.config.worth, count)
         same: Keywords = {each.name: getattr(tree, each.name) for each in fields(Tree)}
-        return PromptTree(
-            **same,
-            queries=self.model.embeddings,
-            vocabulary=self.fitted_target.vocabulary,
-            hosts=hosts,
-            steps=steps,
-            likelihoods=paths,
-            probed=self.probed,
-        )
+        return PromptTree(**same, hosts=hosts, steps=steps, likelihoods=paths, drafter=self)

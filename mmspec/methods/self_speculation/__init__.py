@@ -7,6 +7,6 @@ METHODS = (
         "self_speculation",
         "fills masked blocks after every candidate, if the target was trained to fill masks",
         "2607.05722",
-        make="mmspec.methods.self_speculation.drafter:self_speculation",
+        drafter="mmspec.methods.self_speculation.drafter:SelfSpeculationDrafter",
     ),
 )

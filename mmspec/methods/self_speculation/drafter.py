@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.functional import pad
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import DraftKind, Nodes, Tree
@@ -25,12 +24,11 @@ from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.families.masked_language.target import MaskedTarget
-from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget
 from mmspec.trees.siblings import kind_of
 from mmspec.validation import check_draft_tokens
 
-__all__ = ["BlockTree", "SelfSpeculationDrafter", "self_speculation"]
+__all__ = ["BlockTree", "SelfSpeculationDrafter"]
 
 
 @dataclass(frozen=True)
@@ -124,9 +122,7 @@ class SelfSpeculationDrafter(SessionDrafter):
 
     def __init__(self, num_draft_tokens: int = 8, sampling: str = "coupled") -> None:
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
-        if sampling not in ("coupled", "sampled"):
-            raise InputError("sampling", sampling, did_you_mean(sampling, ("coupled", "sampled")))
-        self.kind, self.sampling = kind_of(sampling), sampling
+        self.kind = kind_of(sampling, ("coupled", "sampled"))
         self.max_nodes = (num_draft_tokens + 1) ** 2
 
     def fit(self, target: AnyTarget) -> SelfSpeculationDrafter:
@@ -139,8 +135,3 @@ class SelfSpeculationDrafter(SessionDrafter):
         fitted = copy.copy(self)
         fitted.mask = mask
         return fitted
-
-
-def self_speculation(num_draft_tokens: int = 8, sampling: str = "coupled") -> Accelerator:
-    """Draft with masked blocks of the target itself (2607.05722); options: see `SelfSpeculationDrafter`."""
-    return pair("self_speculation", SelfSpeculationDrafter(num_draft_tokens, sampling))

@@ -7,7 +7,8 @@ METHODS = (
         "sequential",
         "decides the leftmost `places_per_step` masked places in each forward pass",
         "2510.06303",
-        policy="mmspec.places.sequential:Sequential",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="sequential",
         rules={"sequential": "mmspec.places.sequential:Sequential"},
     ),
 )

@@ -7,7 +7,9 @@ METHODS = (
         "shared_noise",
         "redraws a window of continuous tokens with fixed noise; accepts drafts within `tolerance`",
         "2510.24211",
-        make="mmspec.methods.shared_noise.drafter:shared_noise",
+        drafter="mmspec.methods.shared_noise.drafter:VectorWindowDrafter",
+        rule="shared_noise",
+        settings={"tolerance": 0.1},
         rules={"shared_noise": "mmspec.vectors.rules:SharedNoise"},
         trials=(
             "shared_noise:tolerance=0",

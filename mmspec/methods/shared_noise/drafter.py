@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Continuous, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
@@ -20,9 +19,8 @@ from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
-from mmspec.vectors.rules import SharedNoise
 
-__all__ = ["VectorWindowDrafter", "shared_noise"]
+__all__ = ["VectorWindowDrafter"]
 
 MAX_WINDOW = 128
 
@@ -81,12 +79,3 @@ class VectorWindowDrafter(SessionDrafter):
     def check(self, target: AnyTarget) -> None:
         if not target.vector_size or target.any_order:
             raise InputError("accelerator", "shared_noise", "needs a causal model of continuous tokens")
-
-
-def shared_noise(tolerance: float = 0.1, window: int = 16) -> Accelerator:
-    """Draft a window of continuous tokens with the target itself, with fixed noise for each place.
-
-    Every output vector is a draw of the target itself; the vectors that it is conditioned on may differ from
-    those of plain decoding by the tolerance. Options: see `VectorWindowDrafter` and `SharedNoise`.
-    """
-    return Accelerator("shared_noise", VectorWindowDrafter(window), SharedNoise(tolerance))

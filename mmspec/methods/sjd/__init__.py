@@ -7,7 +7,7 @@ METHODS = (
         "sjd",
         "fills a window of image tokens with drafts, and redraws them round after round",
         "2410.01699",
-        make="mmspec.methods.sjd.drafter:sjd",
+        drafter="mmspec.trees.jacobi:JacobiDrafter",
         trials=(
             "sjd:coupling=fresh:window=8|12|16|24|32",
             "sjd:coupling=gumbel:window=8|12|16|24|32",

@@ -7,7 +7,8 @@ METHODS = (
         "threshold",
         "decides all masked places whose token is at least `threshold` probable",
         "2505.22618",
-        policy="mmspec.methods.threshold.policy:Threshold",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="threshold",
         rules={"threshold": "mmspec.methods.threshold.policy:Threshold"},
     ),
 )

@@ -7,7 +7,7 @@ METHODS = (
         "zipar",
         "decodes image rows side by side as a staircase, `zipar_window` cells apart",
         "2412.04062",
-        make="mmspec.methods.zipar.drafter:zipar",
+        drafter="mmspec.methods.zipar.drafter:StaircaseDrafter",
         trials=(
             "zipar:window=1|4|8",
             "zipar:adaptive=true",

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Categorical, PointMass, Scores
 from mmspec.core.draft import Block, Draft, DraftKind
@@ -31,7 +30,7 @@ from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.validation import is_integer
 
-__all__ = ["StaircaseDrafter", "zipar"]
+__all__ = ["StaircaseDrafter"]
 
 BEYOND = 2**40  # a step after the end of any image
 POSITIVE = "must be a positive integer"
@@ -343,8 +342,3 @@ class StaircaseDrafter(SessionDrafter):
 def grids_of(requests: Sequence[Request]) -> list[ImageGrid]:
     """Return the grids of the requests; raises InputError for a request without one."""
     return [require_grid(request.layout, "zipar") for request in requests]
-
-
-def zipar(zipar_window: int | None = None, adaptive: bool = False, window: int = 1) -> Accelerator:
-    """ZipAR (2412.04062): decode rows of an image as a staircase; options: see `StaircaseDrafter`."""
-    return pair("zipar", StaircaseDrafter(zipar_window, adaptive, window))

@@ -31,7 +31,6 @@ from mmspec.trees.pacing.config import DEFAULT_PACING, PacingConfig
 from mmspec.trees.pacing.costs import PLAIN
 from mmspec.trees.pacing.pruning import PruningPolicy
 from mmspec.trees.pacing.sizes import SizePolicy, half_lengths
-from mmspec.trees.siblings import DRAWN
 
 PacingPolicy = SizePolicy | PruningPolicy
 Policy = TypeVar("Policy", bound=PacingPolicy)
@@ -60,7 +59,7 @@ class PacedSession(DraftSession, Generic[Policy]):
         self.policy = policy
         self.inner = drafter.inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
         none = batch.prefill.logits.new_zeros(len(batch.requests), 0, batch.prefill.logits.shape[-1])
-        self._no_q = Categorical(none) if drafter.kind in DRAWN else None
+        self._no_q = Categorical(none) if drafter.kind.is_drawn else None
         self.choice: int | None = None
         self.started = 0.0
         self.lengths: list[int] = []
@@ -204,12 +203,12 @@ class PacedDrafter(Drafter):
         """Create a policy without measurements: a pruning one if the drafter rates paths."""
         if not self.inner.rates_paths:
             return SizePolicy(self.inner.sizes, self.config)
-        probes = self.inner.probes_of
-        if not probes(0):
+        queries = self.inner.queries_of
+        if not queries(0):
             return PruningPolicy(half_lengths(self.max_nodes - 1), config=self.config)
-        largest = max(size for size in range(self.max_nodes) if size + probes(size) < self.max_nodes)
+        largest = max(size for size in range(self.max_nodes) if size + queries(size) < self.max_nodes)
         sizes = (*half_lengths(largest), 0)
-        return PruningPolicy(sizes, [probes(size) for size in sizes], self.config)
+        return PruningPolicy(sizes, [queries(size) for size in sizes], self.config)
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         self.inner.admit(requests, sampler, stopping)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
@@ -65,7 +65,7 @@ class AdaptiveBlocksDrafter(UnmaskingDrafter):
         super().__init__(cache=cache)
         self.rule = rule
 
-    def fit(self, target: Target[Any]) -> UnmaskingDrafter:
+    def fit(self, target: Target[Any]) -> Self:
         fitted = super().fit(target)
         if fitted.is_causal:
             own = fitted.block_length

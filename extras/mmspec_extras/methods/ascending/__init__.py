@@ -7,7 +7,8 @@ METHODS = (
         "ascending",
         "decides the surest 1, 2, 4, ... of n masked places, in log2(n) forward passes (ASS)",
         "2509.23924",
-        policy="mmspec_extras.methods.ascending.policy:Ascending",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="ascending",
         rules={"ascending": "mmspec_extras.methods.ascending.policy:Ascending"},
     ),
 )

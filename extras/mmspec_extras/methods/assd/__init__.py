@@ -7,6 +7,6 @@ METHODS = (
         "assd",
         "drafts the next gaps of a text with the target itself (XLNet), each independent of the others",
         "2504.20456",
-        make="mmspec_extras.methods.assd.drafter:assd",
+        drafter="mmspec_extras.methods.assd.drafter:AnySubsetDrafter",
     ),
 )

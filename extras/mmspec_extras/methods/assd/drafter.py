@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import Draft, DraftKind, Tree
@@ -25,7 +24,7 @@ from mmspec.trees.siblings import kind_of
 from mmspec.validation import check_draft_tokens
 from mmspec_extras.families.xlnet.target import AnySubsetTarget
 
-__all__ = ["AnySubsetDrafter", "assd"]
+__all__ = ["AnySubsetDrafter"]
 
 
 class AnySubsetSession(DraftSession):
@@ -81,8 +80,3 @@ class AnySubsetDrafter(SessionDrafter):
         fitted = copy.copy(self)
         fitted.target = target
         return fitted
-
-
-def assd(num_draft_tokens: int = 5, sampling: str = "sampled") -> Accelerator:
-    """Draft the gaps of a text with the target itself (2504.20456). Options: see `AnySubsetDrafter`."""
-    return pair("assd", AnySubsetDrafter(num_draft_tokens, sampling))

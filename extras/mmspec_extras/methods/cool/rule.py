@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator
-from mmspec.trees.jacobi import JacobiDrafter, WindowOptions
 from mmspec.trees.relaxed_sampling import RelaxedSampling
 from mmspec.validation import require_number
 
@@ -47,13 +44,3 @@ class Cool(RelaxedSampling):
 
     def mass(self, p: Tensor, q: Tensor, allowance: Tensor, only: Tensor | None = None) -> Tensor:
         return torch.minimum(q, allowance * p)
-
-
-def cool(
-    omega: float = 2.0, nu: float = 0.7, mu: float = 0.0, **window: Unpack[WindowOptions]
-) -> Accelerator:
-    """Draft a Jacobi window, verified with annealed relaxation (COOL-SD, 2601.09212); lossy.
-
-    Options: see `Cool` and `JacobiDrafter`.
-    """
-    return Accelerator("cool", JacobiDrafter(**window), Cool(omega, nu, mu))

@@ -7,6 +7,6 @@ METHODS = (
         "early_exit",
         "drafts with the first `layers` layers of the target and its LM head, on its keys and values",
         "2504.05598",
-        make="mmspec_extras.methods.early_exit.drafter:early_exit",
+        drafter="mmspec_extras.methods.early_exit.drafter:EarlyExitDrafter",
     ),
 )

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.interfaces import DraftSession, Target
@@ -31,7 +30,7 @@ from mmspec.trees.siblings import SiblingDraws
 from mmspec.validation import check_draft_tokens, is_integer
 from mmspec_extras.methods.early_exit.exits import FirstLayers, count_layers, head_cost
 
-__all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer", "early_exit"]
+__all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer"]
 
 AUTO = "auto"
 PARTS = 8  # of the stack of layers; the exits to choose among lie between them
@@ -142,7 +141,7 @@ class EarlyExitSession(DraftSession):
             return Tree.chain(canvas.root[:, None], DraftKind.COUPLED)
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(DraftKind.COUPLED, *noise, self.drafter.readers[self.exit].vocabulary)
-        growth = TreeGrowth(chain_of(self.length, self.drafter.stop_below), canvas.root, draws=draws)
+        growth = TreeGrowth(chain_of(self.length, self.drafter.stop_below), canvas.root, draws)
         tokens = canvas.root[:, None]
         while True:
             logits = self.sampler.guided(self._read(tokens))
@@ -248,8 +247,3 @@ class EarlyExitDrafter(SessionDrafter):
 def chain_of(length: int, stop_below: float) -> StaticTree:
     """Return a chain of `length` candidates; it ends early if the likeliest one is below `stop_below`."""
     return StaticTree([0, *range(length)]).stopping_below(stop_below)
-
-
-def early_exit(layers: int | str = "auto", num_draft_tokens: int = 6) -> Accelerator:
-    """Draft with the target's first layers (2404.16710, 2504.05598). Options: see `EarlyExitDrafter`."""
-    return pair("early_exit", EarlyExitDrafter(layers, num_draft_tokens))

@@ -7,7 +7,8 @@ METHODS = (
         "end_weight",
         "decides places as `low_confidence` does; `end_weight` delays end tokens (EOSER)",
         "2509.23924",
-        policy="mmspec_extras.methods.end_weight.policy:EndWeight",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="end_weight",
         rules={"end_weight": "mmspec_extras.methods.end_weight.policy:EndWeight"},
     ),
 )

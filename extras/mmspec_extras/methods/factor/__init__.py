@@ -7,7 +7,8 @@ METHODS = (
         "factor",
         "decides the surest masked places, as many as `factor` allows at their confidence",
         "2505.22618",
-        policy="mmspec_extras.methods.factor.policy:Factor",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="factor",
         rules={"factor": "mmspec_extras.methods.factor.policy:Factor"},
     ),
 )

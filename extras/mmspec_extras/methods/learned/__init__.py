@@ -7,7 +7,8 @@ METHODS = (
         "learned",
         "decides all masked places that a trained `filter` predicts to be final (Learn2PD)",
         "2509.25188",
-        policy="mmspec_extras.methods.learned.policy:Learned",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="learned",
         rules={"learned": "mmspec_extras.methods.learned.policy:Learned"},
     ),
 )

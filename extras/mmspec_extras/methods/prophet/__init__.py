@@ -7,7 +7,8 @@ METHODS = (
         "prophet",
         "decides places as `low_confidence` does, and all open ones once the mean `gap` of logits is large",
         "2508.19982",
-        policy="mmspec_extras.methods.prophet.policy:Prophet",
+        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+        rule="prophet",
         rules={"prophet": "mmspec_extras.methods.prophet.policy:Prophet"},
     ),
 )

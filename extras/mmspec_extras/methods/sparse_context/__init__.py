@@ -7,6 +7,6 @@ METHODS = (
         "sparse_context",
         "decodes clips (NBP) plainly; a block sees only the first and the last `context_blocks` blocks",
         "2511.22973",
-        make="mmspec_extras.methods.sparse_context.drafter:sparse_context",
+        drafter="mmspec_extras.methods.sparse_context.drafter:RecentBlocksDrafter",
     ),
 )

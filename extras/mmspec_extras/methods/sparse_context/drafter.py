@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Target
 from mmspec.core.promise import Level
@@ -17,7 +16,7 @@ from mmspec.places.order import Groups
 from mmspec.validation import is_integer
 from mmspec_extras.families.nbp.target import NBPTarget, RecentBlocks
 
-__all__ = ["RecentBlocksDrafter", "sparse_context"]
+__all__ = ["RecentBlocksDrafter"]
 
 
 class RecentBlocksSession(OrderedCellsSession):
@@ -58,11 +57,3 @@ class RecentBlocksDrafter(OrderedCellsDrafter):
         fitted = self.fitted(target)
         fitted.exactness = Level.LOSSY
         return fitted
-
-
-def sparse_context(context_blocks: int = 16) -> Accelerator:
-    """Decode clips whose blocks see only the first block and the most recent ones (BlockVid, 2511.22973).
-
-    Options: see `RecentBlocksDrafter`.
-    """
-    return pair("sparse_context", RecentBlocksDrafter(context_blocks))

@@ -7,6 +7,7 @@ METHODS = (
         "spot",
         "drafts as `freedave` does; a trained `head` predicts the order in which places are decided",
         "2610.22543",
-        make="mmspec_extras.methods.spot.drafter:spot",
+        drafter="mmspec_extras.methods.spot.drafter:OrderedStatesDrafter",
+        rule="state_walk",
     ),
 )

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator
 from mmspec.core.distributions import Scores
 from mmspec.core.interfaces import Target
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.methods.freedave.drafter import StatesDrafter, StatesSession
 from mmspec.places.policies import rank
-from mmspec.places.state_walk import StateFill, StateWalk
+from mmspec.places.state_walk import StateFill
 from mmspec_extras.methods.learned.filter import read_filter
 
-__all__ = ["OrderedStatesDrafter", "spot"]
+__all__ = ["OrderedStatesDrafter"]
 
 
 class OrderedStatesSession(StatesSession):
@@ -55,10 +54,8 @@ class OrderedStatesDrafter(StatesDrafter):
         super().__init__(states)
         self.head = None if head is None else read_filter(head, "head")
 
-    def fit(self, target: Target[Any]) -> OrderedStatesDrafter:
+    def fit(self, target: Target[Any]) -> Self:
         fitted = super().fit(target)
-        if not isinstance(fitted, OrderedStatesDrafter):
-            raise TypeError(type(fitted).__name__)
         if fitted.head is None:
             raise InputError(
                 "head", None, "must be the folder of a head that `mmspec-extras train-filter` wrote"
@@ -68,11 +65,3 @@ class OrderedStatesDrafter(StatesDrafter):
             raise InputError("head", own, f"must be trained for blocks of {size}")
         fitted.head = copy.deepcopy(fitted.head).to(target.device)  # type: ignore[arg-type]
         return fitted
-
-
-def spot(head: Any = None, states: int = 8) -> Accelerator:
-    """Draft the states of a masked block in the order that a network predicts (after SPOT, 2610.22543).
-
-    The output is that of one place per forward pass. Options: see `OrderedStatesDrafter`.
-    """
-    return Accelerator("spot", OrderedStatesDrafter(head, states), StateWalk())

@@ -7,9 +7,9 @@ METHODS = (
         "ssd",
         "drafts as `sjd` does; a trained head drafts new places from the row above",
         "2606.20543",
+        drafter="mmspec_extras.methods.ssd.drafter:VerticalDrafter",
         head=Head(
             model="mmspec_extras.methods.ssd.head:VerticalHead",
-            drafter="mmspec_extras.methods.ssd.drafter:VerticalDrafter",
             loss="mmspec_extras.methods.ssd.loss:VerticalLoss",
             of_images=True,
         ),
