@@ -83,7 +83,12 @@ def merge(parts: Sequence[nn.Linear]) -> bool:
     for group in groups:
         # a parameter that is a view, or that several modules share, would be held twice
         alone = all(each is not None and each.untyped_storage().nbytes() == each.nbytes for each in group)
-        if not alone or len({(each.dtype, each.device, each.shape[1:]) for each in group}) > 1:
+        # one made in inference mode cannot get other data
+        if (
+            not alone
+            or any(each.is_inference() for each in group)
+            or len({(each.dtype, each.device, each.shape[1:]) for each in group}) > 1
+        ):
             return False
         if len({each.data_ptr() for each in group}) < len(group):
             return False
