@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import Any
 from weakref import WeakSet
 
 import torch
@@ -46,7 +47,8 @@ def project(module: nn.Module, names: Sequence[str], x: Tensor) -> Sequence[Tens
         weight, biases = adjacent([part.weight for part in parts]), [part.bias for part in parts]
         bias = None if biases[0] is None else adjacent(biases)
         if weight is not None and (bias is not None or not any(each is not None for each in biases)):
-            return linear(x, weight, bias).split([part.out_features for part in parts], -1)
+            found: Sequence[Tensor] = linear(x, weight, bias).split([part.out_features for part in parts], -1)
+            return found
     return [part(x) for part in parts]
 
 
@@ -63,7 +65,7 @@ def merge_projections(modules: Iterable[nn.Module]) -> None:
                 continue
             DECIDED.add(module)
             for names in (QUERY_KEY_VALUE, GATE_UP):
-                parts = [getattr(module, name, None) for name in names]
+                parts: list[Any] = [getattr(module, name, None) for name in names]
                 if all(map(is_plain, parts)) and merge(parts):
                     moved.add(parts[0].weight.device)
         for device in moved:
@@ -79,7 +81,7 @@ def merge(parts: Sequence[nn.Linear]) -> bool:
         False, and nothing is moved, if they differ in kind, share memory, or memory is short.
     """
     weights, biases = [part.weight for part in parts], [part.bias for part in parts]
-    groups: list[list[nn.Parameter]] = [weights] if biases[0] is None else [weights, biases]
+    groups: list[list[Any]] = [weights] if biases[0] is None else [weights, biases]
     for group in groups:
         # a parameter that is a view, or that several modules share, would be held twice
         alone = all(each is not None and each.untyped_storage().nbytes() == each.nbytes for each in group)
