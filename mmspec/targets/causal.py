@@ -31,6 +31,7 @@ from mmspec.targets.batches import batches, join
 from mmspec.targets.fused import find_fused, fused
 from mmspec.targets.hooks import treats_alike
 from mmspec.targets.memory import check_draft, measure_states
+from mmspec.targets.merged import merge_projections
 from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.model_state import state_of
 from mmspec.targets.model_target import ModelTarget
@@ -195,6 +196,8 @@ class CausalTarget(ModelTarget[AnyState]):
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.config, len(prompts), capacity, self.device)
         cache.plan.reads_all = attends_by_kernel(self._decoder, self._plain, self.device)
+        if cache.plan.reads_all:
+            merge_projections(each.module for each in self._fused)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
         model_state = None if self.prefix_cache is None else state_of(self.model, self._changing)
         states = self._reader(taps)

@@ -37,8 +37,9 @@ class SampleAndMatch(AcceptanceRule):
     """Sample-and-match: draw y ~ p at every node; move to the child that equals y, otherwise emit y.
 
     The acceptance probability is the total probability of the children under p. The noise is keyed by output
-    index, so that the output is *bitwise* that of plain sampling with the same seed (Gumbel-exact), for every
-    drafter and every tree.
+    index, so that the output is that of plain sampling with the same seed (Gumbel-exact), for every drafter
+    and every tree: *bitwise* where forward passes of other shapes give equal logits, but for near-ties
+    otherwise (docs/explanation/exactness.md).
     """
 
     sound_for = frozenset(DraftKind)

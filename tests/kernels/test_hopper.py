@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from mmspec.core.graphs import power_of_two
 from mmspec.kernels.gated_delta import KEY_BLOCK, VALUE_BLOCK
 from mmspec.kernels.path_tokens import BLOCK
 from mmspec.kernels.residual_block import STAGES, STATISTICS, WARPS, tile_of
 from mmspec.kernels.rms_norm import warps_of
+from mmspec.kernels.rotary_cache import NORMS
 from mmspec.kernels.tree_attention import configuration
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -280,16 +282,26 @@ def of_layers() -> Iterator[Kernel]:
     """Widths of 128 (norms of heads) to 16,384; heads of 128 and of 96."""
     half = dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "total_ptr", "out_ptr"), "*bf16")
     for size, absent in product((128, 4096, 16_384), ({}, {"residual_ptr": None, "total_ptr": None})):
-        sizes = {"SIZE": size, "EPS": 1e-5, "BLOCK": size, **absent}
+        sizes = {"SIZE": size, "EPS": 1e-5, "CENTERED": size == 4096, "BLOCK": size, **absent}
         held = ["ld.global.v4"] * (size >= 4096)
         yield Kernel("rms_norm", "_norm_kernel", half, sizes, held, warps=warps_of(size))
-    names = ("query_ptr", "key_ptr", "value_ptr", "cos_ptr", "sin_ptr", "keys_ptr", "values_ptr", "out_ptr")
-    types = dict.fromkeys(names, "*bf16") | {"slots_ptr": "*i64"}
-    for half_of_head in (48, 64):
-        sizes = {"HEADS": 32, "KEY_HEADS": 8, "HALF": half_of_head, "BLOCK": 64}
-        yield Kernel("rotary_cache", "_rotary_kernel", types, sizes, warps=1)
+    names = ("query_ptr", "key_ptr", "value_ptr", "keys_ptr", "values_ptr", "out_ptr", "cos_ptr", "sin_ptr")
+    weights = ("query_scale_ptr", "key_scale_ptr", "query_shift_ptr", "key_shift_ptr")
+    strides = ("query_stride", "key_stride", "value_stride")
+    for norm, half_of_head in product(range(4), (48, 64, 128)):
+        given = {"none": 0, "rms": 2, "centered": 2, "layer": 4}[NORMS[norm]]
+        types = dict.fromkeys((*names, *weights), "*bf16") | {"slots_ptr": "*i64"}
+        sizes = {"HEADS": 32, "KEY_HEADS": 8, "HALF": half_of_head, "BLOCK": power_of_two(half_of_head)}
+        sizes |= {"NORM": norm, "EPS": 1e-5, **dict.fromkeys(weights[given:])}
+        yield Kernel("rotary_cache", "_rotary_kernel", types, sizes | {"PAIRS": False}, (), strides, warps=1)
+    types |= dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32")
+    sizes |= {"PAIRS": True, "NORM": 0, **dict.fromkeys(weights)}
+    yield Kernel("rotary_cache", "_rotary_kernel", types, sizes, (), strides, warps=1)
     types = dict.fromkeys(("gate_ptr", "up_ptr", "out_ptr"), "*bf16")
-    yield Kernel("silu_mul", "_silu_kernel", types, {"BLOCK": 1024}, ["ld.global.v4"], ["size"])
+    aligned = ("size", "gate_stride", "up_stride")
+    for by_tanh in (False, True):
+        sizes = {"BLOCK": 1024, "TANH": by_tanh}
+        yield Kernel("gated_product", "_gated_kernel", types, sizes, ["ld.global.v4"], aligned)
 
 
 def faults(kernels: list[Kernel]) -> list[str]:

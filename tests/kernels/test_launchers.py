@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import mmspec
 from mmspec import kernels
 from mmspec.core import canvas, statistics
 from mmspec.core.canvas import Report
@@ -21,31 +22,50 @@ FOLDER = Path(next(iter(kernels.__path__)))
 SECOND = torch.device("cuda:1")
 
 
-def launches(part: ast.AST) -> bool:
-    """Whether code launches a kernel: `some_kernel[grid](...)`."""
-    return any(
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Subscript)
-        and ast.unparse(node.func.value).endswith("_kernel")
-        for node in ast.walk(part)
-    )
+def unguarded(source: str) -> tuple[list[str], int]:
+    """Functions of a module that launch a kernel without `launcher`, and the number of those that launch.
+
+    A launch is `some_kernel[grid](...)`, or so of any function that is decorated by `triton.jit`.
+    """
+    body = ast.parse(source).body
+    functions = [part for part in body if isinstance(part, ast.FunctionDef)]
+    jitted = {
+        part.name for part in functions if any("jit" in ast.unparse(one) for one in part.decorator_list)
+    }
+    found, count = [], 0
+    for part in body:
+        launched = {
+            ast.unparse(node.func.value)
+            for node in ast.walk(part)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript)
+        }
+        if not any(name in jitted or name.endswith("_kernel") for name in launched):
+            continue
+        count += 1
+        decorators = [ast.unparse(each) for each in getattr(part, "decorator_list", [])]
+        if decorators[:1] != ["launcher"]:
+            found.append(getattr(part, "name", "the module"))
+    return found, count
 
 
 def test_every_function_that_launches_a_kernel_is_a_launcher() -> None:
-    """Checks the sources; each kernel is launched in one of them."""
-    found, unguarded, kernels_seen = 0, [], set()
-    for path in FOLDER.glob("*.py"):
-        for part in ast.parse(path.read_text()).body:
-            if isinstance(part, ast.FunctionDef) and part.name.endswith("_kernel"):
-                kernels_seen.add((path.stem, part.name))
-            if not launches(part):
-                continue
-            found += 1
-            decorators = [ast.unparse(each) for each in getattr(part, "decorator_list", [])]
-            if "launcher" not in decorators:
-                unguarded.append(f"{path.stem}.{getattr(part, 'name', part)}")
-    assert not unguarded
-    assert found > 18 and len(kernels_seen) > 23
+    """Checks the sources of the kernels, and that nothing else in the package launches one."""
+    checked = {path: unguarded(path.read_text()) for path in FOLDER.glob("*.py")}
+    assert not {path.stem: found for path, (found, _) in checked.items() if found}
+    assert sum(count for _, count in checked.values()) > 18
+    package = Path(next(iter(mmspec.__path__)))
+    outside = [path for path in package.rglob("*.py") if "kernels" not in path.parts]
+    assert len(outside) > 100
+    assert not [path for path in outside if "triton.jit" in path.read_text()]
+
+
+@pytest.mark.parametrize("decorator", ["", "@other\n", "@other\n@launcher\n"])
+def test_a_launch_that_nobody_guards_is_found(decorator: str) -> None:
+    kernel = "@triton.jit(debug=True)\ndef add(x_ptr): pass\n"
+    for name in ("add", "sum_kernel"):
+        launch = f"{decorator}def launch(x):\n    if x.numel():\n        {name}[(1,)](x)\n"
+        assert unguarded(kernel + launch) == (["launch"], 1)
+        assert unguarded(kernel + launch.removeprefix(decorator).join(["@launcher\n", ""])) == ([], 1)
 
 
 @pytest.fixture

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from mmspec.kernels import philox4x32, philox_gumbel, philox_uniform
-from mmspec.kernels.backend import use_triton
+from mmspec.kernels.backend import INTERPRETED, tl, triton, use_triton
+from mmspec.kernels.philox import gumbel_tile
 
 ONES = 0xFFFFFFFF
 # counters, key, words: kat_vectors of Random123 1.14, philox4x32 with 10 rounds.
@@ -140,3 +141,25 @@ def test_cuda_gives_the_numbers_of_the_cpu(batch, nodes, count, dtype):
     # log and log1p differ in the last bits between devices
     noise = philox_gumbel(key.cuda(), position.cuda(), *arguments).cpu()
     assert torch.allclose(noise, philox_gumbel(key, position, *arguments), rtol=1e-5, atol=1e-5)
+
+
+@triton.jit
+def noise_kernel(key_ptr, out_ptr, SIZE: tl.constexpr):
+    start = tl.program_id(0) * SIZE
+    position, stream, step = tl.full((), 7, tl.int64), tl.full((), 3, tl.int64), tl.full((), 5, tl.int64)
+    noise = gumbel_tile(key_ptr, position, stream, step, start, SIZE)
+    tl.store(out_ptr + start + tl.arange(0, SIZE), noise)
+
+
+def test_noise_inside_kernels_is_that_of_the_op(device: torch.device) -> None:
+    """Bit for bit on a GPU, whose logarithms both call; up to rounding in the interpreter."""
+    if device.type == "cpu" and not INTERPRETED:
+        pytest.skip("needs TRITON_INTERPRET=1 or a GPU")
+    key = torch.tensor([[12345, 67890]], device=device)
+    out = torch.empty(4096, device=device)
+    noise_kernel[(8,)](key, out, SIZE=512)
+    expected = philox_gumbel(key, torch.tensor([[7]], device=device), 3, len(out), 5)[0, 0]
+    assert expected.min() < -1.5 and expected.max() > 6
+    if device.type == "cuda":
+        assert torch.equal(out, expected)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)

@@ -47,7 +47,7 @@ def points(target: CausalTarget) -> Drafter:
     return RandomTreeDrafter(6, target.vocabulary)
 
 
-OF_LAYERS = {"rms_norm", "add_rms_norm", "rotate_into_cache", "silu_mul"}
+OF_LAYERS = {"rms_norm", "add_rms_norm", "rotate_into_cache", "gated_product"}
 ROLES: list[tuple[Callable[[CausalTarget], Drafter], AcceptanceRule, set[str]]] = [
     (head, SampleAndMatch(), {"best", "tree_paths", "match_path", "tree_attention", *OF_LAYERS}),
     (points, Typical(0.01, 0.01), {"tree_paths", "deepest_node", "path_to", "compact_cache"}),

@@ -8,6 +8,7 @@ from .chain import verify_chain
 from .compact_cache import compact_cache
 from .denoising_update import denoising_update
 from .gated_delta import gated_delta_tree
+from .gated_product import gelu_mul, silu_mul
 from .groups import rank_ratio, rank_ratio_at
 from .neighbours import nearby_mass, nearby_prefix
 from .ordering import best
@@ -18,7 +19,6 @@ from .residual_block import gated_linear, modulated_linear
 from .rms_norm import add_rms_norm, rms_norm
 from .rotary_cache import rotate_into_cache
 from .sampling import Warping, sample_tokens, warp_logits
-from .silu_mul import silu_mul
 from .tree import tree_children, tree_paths
 from .tree_attention import tree_attention
 from .tree_path import deepest_node, match_path, path_to
@@ -33,6 +33,7 @@ __all__ = [
     "denoising_update",
     "gated_delta_tree",
     "gated_linear",
+    "gelu_mul",
     "match_path",
     "modulated_linear",
     "nearby_mass",

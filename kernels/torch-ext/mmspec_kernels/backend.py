@@ -46,11 +46,13 @@ class _NoTriton:
 
 triton: Any = _NoTriton
 tl: Any = _NoTriton
+libdevice: Any = _NoTriton  # the device's own mathematical functions, which torch calls too
 if HAS_TRITON and (INTERPRETED or torch.version.cuda or torch.version.hip):
     import triton as installed
     from triton import language
+    from triton.language.extra import libdevice as functions
 
-    triton, tl = installed, language
+    triton, tl, libdevice = installed, language, functions
 
 
 def use_triton(device: torch.device) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .backend import launcher, operator, tl, triton, use_triton
+from .backend import INTERPRETED, launcher, libdevice, operator, tl, triton, use_triton
 
 ROUNDS = 10
 WORD = 0xFFFFFFFF
@@ -22,6 +22,7 @@ KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 LARGEST_FLOAT32_BELOW_ONE = 1 - 2**-24
 HALF = 1 << 31
 BLOCK = 128  # counters per program
+IN_INTERPRETER = tl.constexpr(INTERPRETED)
 
 
 def _fake_words(counters: Tensor, key: Tensor) -> Tensor:
@@ -287,11 +288,15 @@ def _uniform_kernel(key_ptr, position_ptr, stream_ptr, step_ptr, out_ptr, nodes,
 
 @triton.jit
 def _gumbel(word):
-    """Standard Gumbel noise of `philox_gumbel`: -log(-log1p(-u)), without log1p."""
+    """Standard Gumbel noise of `philox_gumbel`, -log(-log1p(-u)), by the functions that torch calls."""
     u = (word >> 8).to(tl.float32) * 5.9604644775390625e-08 + 2.98023223876953125e-08  # 2^-24, 2^-25
     u = tl.minimum(u, 0.999999940395355224609375)  # 1 - 2^-24: the sum may have rounded to 1
-    series = u * (1 + u * (0.5 + u * (1 / 3 + u * (0.25 + u * (0.2 + u * (1 / 6))))))
-    return -tl.log(tl.where(u < 0.05, series, -tl.log(1 - u)))
+    if IN_INTERPRETER:  # which has no log1p: the last bits differ there
+        series = u * (1 + u * (0.5 + u * (1 / 3 + u * (0.25 + u * (0.2 + u * (1 / 6))))))
+        exponential = tl.where(u < 0.05, series, -tl.log(1 - u))
+    else:
+        exponential = -libdevice.log1p(-u)
+    return -tl.log(exponential)
 
 
 @triton.jit
