@@ -261,6 +261,9 @@ class TextFields:
         eos_token_id: token id or ids that end a row.
         negative_prompt: the unconditional prompt(s) of guidance. For LLaDA the default is the prompt with all
             tokens masked, as in LLaDA's code; an empty prompt if None.
+        response_format: format of the output: a pydantic model, or a dictionary such as {"type":
+            "json_object"}; see `docs/how-to/structured-output.md`. A list sets one format for each prompt;
+            free text if None.
     """
 
     max_new_tokens: int | None = call_field(in_chats="max_tokens")
@@ -276,6 +279,7 @@ class TextFields:
     )
     eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_chats="stop_token_ids")
     negative_prompt: str | Sequence[str] | None = call_field()
+    response_format: object = call_field()
 
 
 @dataclass(frozen=True)
