@@ -78,6 +78,9 @@ class Matcher:
 
     Args:
         grammar: the grammar of the row.
+
+    Attributes:
+        everything: the bits of `Allowed` that exclude nothing.
     """
 
     def __init__(self, grammar: TextGrammar) -> None:
@@ -87,6 +90,7 @@ class Matcher:
         self._matcher = LLMatcher(tokenizer, grammar.source)
         self._ends = frozenset(tokenizer.eos_tokens)
         self._size = (tokenizer.vocab_size + BITS - 1) // BITS
+        self.everything = b"\xff" * self._size
         self._output: list[int] = []
         self._path: list[int] = []  # tokens that the matcher has consumed
         self._known: dict[tuple[int, ...], Allowed] = {}  # of paths after the output
@@ -179,15 +183,16 @@ class GrammarMasks(Vectorized):
 
     def __call__(self, logits: Tensor, paths: Paths) -> Tensor:
         draft, bits = paths.draft, list[list[bytes] | None]()
-        nodes = torch.stack([draft.tokens, draft.parents], 1).tolist()  # one read of the device
-        for matcher, (tokens, parents) in zip(matchers_of(self.rows, paths.history.ids), nodes, strict=True):
+        nodes = torch.stack([draft.tokens, draft.parents, draft.valid], 1).tolist()  # one read of the device
+        for matcher, row in zip(matchers_of(self.rows, paths.history.ids), nodes, strict=True):
             if matcher is None:
                 bits.append(None)
                 continue
-            taken: list[tuple[int, ...]] = [()]
-            for node in range(1, len(tokens)):
-                taken.append((*taken[parents[node]], tokens[node]))
-            bits.append([matcher.after(path).bits for path in taken])
+            taken: list[tuple[int, ...]] = []
+            for token, parent, _ in zip(*row, strict=True):
+                taken.append((*taken[parent], token) if taken else ())
+            valid = zip(taken, row[2], strict=True)  # padding is not accepted, whatever its logits are
+            bits.append([matcher.after(path).bits if real else matcher.everything for path, real in valid])
         return exclude_others(logits, bits)
 
 
