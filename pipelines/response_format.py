@@ -80,13 +80,13 @@ def with_response_format(
     given = settings.response_format
     if given is None:
         return settings
-    if is_list(given) and len(given) != prompts:  # type: ignore[arg-type]
+    if is_list(given) and len(given) != prompts:
         rule = f"must be one format, or a list with one for each of the {prompts} prompts"
         raise InputError(ARGUMENT, given, rule)
     processor = grammar_processor(given, tokenizer, settings.end_token_ids())
     if not any(processor.grammars):
         return replace(settings, response_format=None)
-    before = settings.logits_processor or []
+    before: LogitsProcessorList | list[Any] = settings.logits_processor or []
     return replace(settings, response_format=None, logits_processor=LogitsProcessorList([*before, processor]))
 
 

@@ -67,8 +67,8 @@ class Allowed(NamedTuple):
     only: int | None
     ended: bool = False
 
-    def __contains__(self, token: object) -> bool:
-        assert isinstance(token, int)
+    def allows(self, token: int) -> bool:
+        """Whether a token is allowed."""
         place, bit = divmod(token, BITS)
         return place < len(self.bits) and bool(self.bits[place] >> bit & 1)
 
@@ -270,9 +270,10 @@ def with_certain(
     packed = torch.stack([draft.tokens, draft.parents, draft.valid], 1).tolist()  # one read of the device
     trees, changed = list[list[Node]](), False
     for row, (matcher, nodes) in enumerate(zip(matchers_of(rows, canvas.ids), packed, strict=True)):
-        given = [node for node, is_valid in enumerate(nodes[2]) if is_valid]
+        tokens, parents, valid = nodes
+        given = [node for node, is_valid in enumerate(valid) if is_valid]
         left = canvas.stopping[row].max_new_tokens - canvas.output_lengths[row]
-        tree = grow(None if canvas.finish_reasons[row] else matcher, *nodes, drawn, left)
+        tree = grow(None if canvas.finish_reasons[row] else matcher, tokens, parents, valid, drawn, left)
         trees.append(tree)
         changed |= sorted(node.source for node in tree) != given
         changed |= drawn and any(node.certain for node in tree)
@@ -321,7 +322,7 @@ def grow(
                 add(allowed.only, node, source, True, path)
         else:
             for child in of_drafter:
-                if tokens[child] in allowed:
+                if allowed.allows(tokens[child]):
                     add(tokens[child], node, child, False, path)
                 elif drawn:
                     found.append(Node(tokens[child], node, child, found[node].depth + 1, False))
