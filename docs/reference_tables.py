@@ -204,7 +204,7 @@ def keyword_of(field: str) -> str:
     """Return the keyword of pipeline calls for a field, or "-"."""
     names = {one: key for key, one in call_fields.CHAT_NAMES.items() if key in call_fields.CALL_FIELDS}
     names |= {"max_completion_tokens": "max_new_tokens", "seed": "seed"}
-    found = field if field in call_fields.CALL_FIELDS else names.get(field)
+    found = field if field in call_fields.SAME_IN_REQUESTS else names.get(field)
     return f"`{found}`" if found else "-"
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from mmspec.pipelines.custom_generate import accelerate
     from mmspec.pipelines.in_place import disable, enable, summary
+    from mmspec.pipelines.response_format import grammar_processor
 
 __version__ = "0.1.0.dev0"
 
@@ -43,6 +44,7 @@ __all__ = [
     "accelerate",
     "disable",
     "enable",
+    "grammar_processor",
     "image_grid",
     "list_accelerators",
     "summary",
@@ -62,6 +64,7 @@ _LOCATIONS = {
     "accelerate": "mmspec.pipelines.custom_generate",
     "disable": "mmspec.pipelines.in_place",
     "enable": "mmspec.pipelines.in_place",
+    "grammar_processor": "mmspec.pipelines.response_format",
     "image_grid": "mmspec.media.images",
     "list_accelerators": "mmspec.accelerators",
     "summary": "mmspec.pipelines.in_place",

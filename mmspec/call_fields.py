@@ -272,6 +272,9 @@ class TextFields:
             truncation; with guidance, after it. Neither if None.
         negative_prompt: the unconditional prompt(s) of guidance. For LLaDA the default is the prompt with all
             tokens masked, as in LLaDA's code; an empty prompt if None.
+        response_format: format of the output: a pydantic model, or a dictionary such as {"type":
+            "json_object"}; see `docs/how-to/structured-output.md`. A list sets one format for each prompt;
+            free text if None.
     """
 
     max_new_tokens: int | None = call_field(in_chats="max_tokens")
@@ -288,6 +291,7 @@ class TextFields:
     eos_token_id: int | Sequence[int] | None = call_field(TOKEN_IDS, in_chats="stop_token_ids")
     logprobs: int | None = call_field(COUNT, in_chats="top_logprobs")
     negative_prompt: str | Sequence[str] | None = call_field()
+    response_format: object = call_field()
 
 
 @dataclass(frozen=True)
@@ -345,6 +349,8 @@ IMAGES = known_fields(ImageFields)
 CONTINUOUS = known_fields(ContinuousFields)
 #: All fields except those of `RandomFields`; `SamplingFields` takes precedence for names that occur twice.
 CALL_FIELDS = CONTINUOUS | IMAGES | TEXT | CUTOFFS | SHAPING | SAMPLING
+#: Fields with one meaning in all requests of the server; the response format of images is their encoding.
+SAME_IN_REQUESTS = [name for name in CALL_FIELDS if name != "response_format"]
 #: Values that leave the probability of every token unchanged.
 NO_TRUNCATION = {name: SAMPLING[name].neutral for name in ("top_k", "top_p", "min_p")}
 #: Names in server requests of the pipeline arguments that have another name there.

@@ -33,6 +33,7 @@ from transformers.generation import logits_process
 
 from mmspec.call_fields import CUTOFFS, SHAPING, TOKEN_IDS, WORDS, CallField, check_fields
 from mmspec.core.canvas import Stopping
+from mmspec.core.grammar import GrammarProcessor
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.processors import CountPenaltyLogitsProcessor, is_known
 from mmspec.core.sampling import Sampler, values_of
@@ -103,7 +104,11 @@ def row_processors(processors: Iterable[LogitsProcessor], row: int) -> LogitsPro
     """Return the processors of a batch for one of its rows; processors with per-row tensors are copied."""
     chosen = LogitsProcessorList()
     for item in processors:
-        if type(item) is logits_process.PrefixConstrainedLogitsProcessor:
+        if isinstance(item, GrammarProcessor):
+            if (own_grammar := item.of_row(row)) is None:
+                continue
+            item = own_grammar
+        elif type(item) is logits_process.PrefixConstrainedLogitsProcessor:
 
             def own(
                 _: int, ids: Tensor, allowed: AllowedTokens = item._prefix_allowed_tokens_fn

@@ -31,6 +31,7 @@ from mmspec.pipelines.prompts import (
     read_prompts,
     template_variables,
 )
+from mmspec.pipelines.response_format import with_response_format
 from mmspec.pipelines.settings import OF_CALLS, GenerationSettings, read_seeds
 from mmspec.pipelines.text_stream import TextDeltas, decode
 from mmspec.pipelines.token_processors import with_processors
@@ -242,6 +243,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         usual = distance("max_new_tokens", keywords, generation_config, defaults) == 2
         stopping = settings.stopping(max(lengths, default=0), positions, self.tokenizer, longest, usual)
         where = self.model, tokens, self._filler(), self.device
+        settings = with_response_format(settings, self.tokenizer, len(requests))
         sampler, stopping = with_processors(settings, sampler, stopping, *where)
         check_reach(self.model, lengths, stopping.max_new_tokens)
         seeds = read_seeds(settings.seed, settings.generator, (len(requests),))

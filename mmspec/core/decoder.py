@@ -96,6 +96,11 @@ class Decoder:
         """Whether a round can start before the host has read the last one; see `Drafter.runs_ahead`."""
         return self.drafter.runs_ahead
 
+    @property
+    def takes_candidates(self) -> bool:
+        """Whether candidates of others can be added to a draft; see `Drafter.shares_tree`."""
+        return self.drafter.shares_tree
+
     def admit(self, requests: Sequence[Request], sampler: RowSettings, stopping: Stopping) -> None:
         """Raise InputError for a batch that cannot be decoded, before its prefill."""
         self.drafter.admit(requests, sampler, stopping)

@@ -418,7 +418,7 @@ class Drafter(ABC):
     decides_places: ClassVar[bool] = False
     runs_ahead: bool = False
     rates_paths: bool = False
-    shares_tree: ClassVar[bool] = False
+    shares_tree: bool = False
     rows_move: bool = False
     draws_anew: bool = False
     is_plain: bool = False

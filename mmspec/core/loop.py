@@ -19,6 +19,7 @@ from mmspec.core.canvas import Canvas, Emission
 from mmspec.core.decoder import Decoder
 from mmspec.core.distributions import AnyDistribution
 from mmspec.core.draft import Draft
+from mmspec.core.grammar import MOST_CERTAIN, with_certain
 from mmspec.core.interfaces import (
     DraftSession,
     Request,
@@ -138,6 +139,8 @@ class Batch(Rows, Generic[State]):
         """Compute a round on the device; `end` is called after each part, "draft", "target" and "verify"."""
         canvas = self.canvas
         draft = self.session.propose(canvas)
+        if self.decoder.takes_candidates and self.sampler.grammars:
+            draft = with_certain(draft, self.sampler.grammars, canvas, self.target.vocabulary)
         draft = draft.roots_alone(canvas.in_step) if canvas.in_step else draft
         end("draft")
         output = self.target.score(self.state, draft)
@@ -199,7 +202,8 @@ def begin(
     decoder.admit(requests, sampler, canvas.stopping[0])
     stats, started = canvas.stats, perf_counter()
     most = max(stopping.max_new_tokens for stopping in canvas.stopping)
-    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + decoder.max_nodes
+    nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
+    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
 
     timer = Timer(stats, target.device)
     timer.start()

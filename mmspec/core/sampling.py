@@ -29,6 +29,7 @@ from transformers import (
 from mmspec.call_fields import SAMPLING
 from mmspec.core.distributions import AnyDistribution, Scores
 from mmspec.core.draft import Block, Draft, Tree
+from mmspec.core.grammar import GrammarProcessor
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.once import once
 from mmspec.core.processors import History, Paths, Vectorized, is_vectorized, vectorize
@@ -72,9 +73,20 @@ class RowSettings(Rows, ABC):
         return ()
 
     @once
-    def reads_ids(self) -> bool:
-        """True if the host has to know all committed tokens: it calls a row's processors itself."""
+    def grammars(self) -> Sequence[GrammarProcessor | None]:
+        """The grammar of each row, or None; empty if no row has one."""
+        found = [first_grammar(each) for each in self.processors]
+        return found if any(found) else ()
+
+    @once
+    def calls_by_node(self) -> bool:
+        """True if the host calls the processors of a row for one node after another."""
         return not all(map(is_vectorized, self.processors))
+
+    @property
+    def reads_ids(self) -> bool:
+        """True if the host has to know all committed tokens, for processors that it calls or grammars."""
+        return self.calls_by_node or bool(self.grammars)
 
     @property
     def is_guided(self) -> bool:
@@ -231,7 +243,7 @@ class Sampler(RowSettings):
         paths = Paths(draft, history)
         for step in self._vectorized(logits):
             logits = step(logits, paths)
-        return self.called_by_node(logits, draft, history.ids) if self.reads_ids else logits
+        return self.called_by_node(logits, draft, history.ids) if self.calls_by_node else logits
 
     def _vectorized(self, logits: Tensor) -> list[Vectorized]:
         """Processors of the rows whose lists are known, with constants for such logits."""
@@ -320,6 +332,13 @@ def processor_names(sampler: RowSettings) -> list[str]:
     """Return the class names of the logits processors of all rows, for error texts."""
     held = (each.processors if isinstance(each, Lockstep) else each for each in sampler.processors)
     return sorted({type(processor).__name__ for row in held for processor in row})
+
+
+def first_grammar(processors: LogitsProcessorList | Lockstep) -> GrammarProcessor | None:
+    """Return the grammar among the processors of a row; None for rows in lock step, which draft nothing."""
+    if isinstance(processors, Lockstep):
+        return None
+    return next((each for each in processors if isinstance(each, GrammarProcessor)), None)
 
 
 def edges_of(processor: Any) -> list[int] | None:

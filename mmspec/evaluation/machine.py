@@ -49,6 +49,7 @@ OPTIONAL = {
     "torch-fidelity": ("features of the Inception network", 'pip install "mmspec[eval]"'),
     "ray": ("option --ray, many workers", 'pip install "mmspec[ray]"'),
     "gradio": ("mmspec demo", 'pip install "mmspec[demo]"'),
+    "llguidance": ("structured output", 'pip install "mmspec[grammar]"'),
     "fastapi": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "prometheus-client": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "uvicorn": ("mmspec serve", 'pip install "mmspec[serve]"'),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.call_fields import CALL_FIELDS, CHAT_NAMES
+from mmspec.call_fields import CHAT_NAMES, SAME_IN_REQUESTS
 from mmspec.errors import InputError
 from mmspec.media import load_image
 from mmspec.pipelines.text_stream import TextDeltas
@@ -104,7 +104,9 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
 
 def same_fields(body: Strict) -> dict[str, Any]:
     """Return the given fields that have the same name in pipelines."""
-    return given_of(**{name: getattr(body, name) for name in CALL_FIELDS if name in type(body).model_fields})
+    return given_of(
+        **{name: getattr(body, name) for name in SAME_IN_REQUESTS if name in type(body).model_fields}
+    )
 
 
 def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[str, Any]]:

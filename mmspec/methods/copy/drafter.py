@@ -221,6 +221,7 @@ class CopyDrafter(SessionDrafter):
 
     kind = DraftKind.POINT
     rates_paths = True
+    shares_tree = True
     rows_move = True
     session: Callable[..., CopySession] = CopySession
 

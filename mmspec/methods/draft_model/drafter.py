@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from transformers import PreTrainedConfig
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
+from mmspec.core.indexing import take
 from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput, TargetState
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import named
@@ -43,10 +44,15 @@ class DraftModelSession(DraftSession):
 
     Attributes:
         num_draft_tokens: length of the next chain.
-        unread: rounds since the last chain.
+        unread: bound of the committed tokens before the root that the draft model has not read since its
+            last draft.
+        proposed: its draft of this round.
     """
 
     row_fields = named("sampler", "random", "state", "prompt_lengths")
+    scratch = DraftSession.scratch | {"proposed"}
+
+    proposed: Draft | None = None
 
     def __init__(self, drafter: DraftModelDrafter, batch: PromptBatch) -> None:
         self.drafter, self.random = drafter, batch.random
@@ -85,25 +91,32 @@ class DraftModelSession(DraftSession):
         self.prepare()
         # Reading the last two tokens again, whatever was accepted, keeps one shape for all rows: the token
         # before the root may be the draft's own last one, which was not read yet. Every round without a
-        # draft adds one unread token.
-        root, emitted = canvas.root, canvas.emitted
-        cache, newest = self.state.cache, 1 + self.unread
-        self.unread = 0
+        # draft adds one unread token, and others' candidates add more.
+        emitted, newest, self.unread = canvas.emitted, 1 + self.unread, 0
+        cache = self.state.cache
+        # rows that entered later have fewer tokens, and finished rows may have stopped before
+        counts = None if newest <= 2 else (emitted + 1).clamp_max(newest)
         lengths = zip(self.state.prompt_lengths, canvas.length_bounds, strict=True)
-        cache.longest = max(0, max(map(sum, lengths)) - newest)
-        # finished rows may have stopped before they had so many tokens
-        cache.lengths.copy_((self.prompt_lengths + emitted - newest).clamp_min(0))
-        step = canvas.before(newest)
+        cache.longest = max(0, max(map(sum, lengths)) - min(newest, 2))
+        kept = self.prompt_lengths + emitted - (newest if counts is None else counts)
+        cache.lengths.copy_(kept.clamp_min(0))
+        self.proposed = self._draft(canvas, canvas.before(newest), counts)
+        return self.proposed
+
+    def _draft(self, canvas: Canvas, step: Tensor, counts: Tensor | None) -> Draft:
+        """Draft after the last tokens [B, m], of which rows read counts [B]; all of them if None."""
+        root, emitted = canvas.root, canvas.emitted
+        logits = self._read(step, counts)
         if self.drafter.shape is not None:
-            return self._tree(canvas, self.drafter.shape, step)
+            return self._tree(canvas, self.drafter.shape, logits)
         tokens, distributions, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
         valid = [sound]
         random = self.random.at(emitted[:, None])
         likely, going = torch.ones_like(root, dtype=torch.float32), sound
         for depth in range(self.num_draft_tokens):
-            last = Tree.chain(step[:, -1:], DraftKind.POINT)
+            last = Tree.chain(tokens[-1][:, None], DraftKind.POINT)
             # any q is sound that the draft is drawn from: guidance and grammars act in the target alone
-            scores = self.sampler.scores(self._read(step))
+            scores = self.sampler.scores(self._read(tokens[-1][:, None]) if depth else logits)
             if self.drafter.stop_below:  # decided by q alone: the drawn token would bias the decision
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
@@ -116,16 +129,14 @@ class DraftModelSession(DraftSession):
                 tokens.append(scores.choose(last, self.random, emitted + depth)[:, 0])
             sound = sound & scores.is_finite()[:, 0]
             valid.append(sound & going)
-            step = tokens[-1][:, None]
         q = type(distributions[0]).stack(distributions) if distributions else None
         return Tree.chain(torch.stack(tokens, 1), self.drafter.kind, q, torch.stack(valid, 1), ~sound)
 
-    def _tree(self, canvas: Canvas, shape: StaticTree, unread: Tensor) -> Tree:
-        """Grow a tree after unread tokens [B, m], with one forward pass of the draft model a level."""
+    def _tree(self, canvas: Canvas, shape: StaticTree, logits: Tensor) -> Tree:
+        """Grow a tree from the root's logits [B, 1, V], with one forward pass of the draft model a level."""
         noise = self.sampler, self.random, canvas.emitted
         draws = SiblingDraws(self.drafter.kind, *noise, self.vocabulary)
         growth = TreeGrowth(shape, canvas.root, draws)
-        logits = self._read(unread)
         while True:
             growth.grow(self.sampler.warp(logits).log_softmax(-1))
             if growth.is_grown:
@@ -136,18 +147,37 @@ class DraftModelSession(DraftSession):
         self.num_draft_tokens = self.drafter.sizes[choice]
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        proposed, self.proposed = self.proposed, None
         self.unread += 1
-        if self.drafter.shape is not None and draft.max_depth > 1:  # keys of a chain are in place already
+        if draft is not proposed:
+            self.unread += draft.max_depth
+        elif self.drafter.shape is not None and draft.max_depth > 1:  # keys of a chain are in place already
             slots = constant(self.drafter.shape.slots, draft.tokens.device)[verdict.nodes[:, 1:-1]]
             self.state.cache.commit(slots, (verdict.accepted - 1).clamp_min(0))
 
-    def _read(self, tokens: Tensor) -> Tensor:
-        """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them."""
-        cache = self.state.cache
-        logits = self._score(Tree.chain(tokens, DraftKind.POINT).nodes)[:, -1:]
-        cache.commit(None, torch.full_like(tokens[:, 0], tokens.shape[1]))
-        cache.longest += tokens.shape[1]
-        return logits
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        both = super().joined(other, counts)
+        both.unread = max(self.unread, other.unread)
+        return both
+
+    def _read(self, tokens: Tensor, counts: Tensor | None = None) -> Tensor:
+        """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them.
+
+        Args:
+            tokens: the last ones of each row.
+            counts: [B] how many of them a row reads, from 1 on; all if None.
+        """
+        cache, most = self.state.cache, tokens.shape[1]
+        if counts is not None:  # to the front, since padding must not be seen
+            place = torch.arange(most, device=tokens.device) + (most - counts)[:, None]
+            tokens = tokens.gather(1, place.clamp_max(most - 1))
+        logits = self._score(Tree.chain(tokens, DraftKind.POINT).nodes)
+        cache.longest += most
+        if counts is None:
+            cache.commit(None, torch.full_like(tokens[:, 0], most))
+            return logits[:, -1:]
+        cache.commit(None, counts)
+        return take(logits, counts - 1)[:, None]
 
     def _score(self, nodes: Nodes) -> Tensor:
         """Score nodes [B, n] after the committed tokens with the draft model; return logits [B, n, V]."""
@@ -185,6 +215,7 @@ class DraftModelDrafter(ModelDrafter):
     """
 
     runs_ahead = True
+    shares_tree = True
     rows_move = True
     draws_anew = True
     session = DraftModelSession

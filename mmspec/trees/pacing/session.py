@@ -184,7 +184,7 @@ class PacedDrafter(Drafter):
         self.inner, self.policies, self.clock, self.config = inner, policies, clock, config
         self.kind, self.max_nodes = inner.kind, inner.max_nodes
         self.taps, self.branches, self.draws_anew = inner.taps, inner.branches, inner.draws_anew
-        self.exactness, self.keeps = inner.exactness, inner.keeps
+        self.exactness, self.keeps, self.shares_tree = inner.exactness, inner.keeps, inner.shares_tree
 
     @property
     def modules(self) -> Sequence[nn.Module]:
