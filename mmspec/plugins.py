@@ -111,7 +111,7 @@ class Method:
         head: parts of its trained head, if it has one.
         policy: rule of a method that decides places of a masked block.
         rules: acceptance rules that the folder adds, by the names that `acceptance=` takes.
-        trials: settings that `mmspec bench --accelerators all` compares on images, in command line syntax; of
+        trials: settings that `mmspec bench --accelerator all` compares on images, in command line syntax; of
             several values (`window=16|32`) it uses the best.
         tuned: settings that `mmspec tune` tries; () for the sizes of a head's tree.
         judged_by: further rules that may verify its drafts, if the loaded drafter allows them.
@@ -358,6 +358,6 @@ def keywords(function: Callable[..., object]) -> set[str]:
         if item.kind is item.VAR_KEYWORD:
             (options,) = get_args(get_type_hints(function)[name])
             names |= set(options.__annotations__)
-        elif item.kind is item.POSITIONAL_OR_KEYWORD:
+        elif item.kind in (item.POSITIONAL_OR_KEYWORD, item.KEYWORD_ONLY):
             names.add(name)
     return names
