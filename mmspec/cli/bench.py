@@ -79,7 +79,7 @@ class Files:
 
 @unpack_options
 def bench(
-    accelerators: Annotated[
+    accelerator: Annotated[
         str | None,
         typer.Option(
             help="Names separated by commas, with options as in draft_model:num_draft_tokens=8 or "
@@ -123,11 +123,11 @@ def bench(
     further columns. `mmspec bench compare` compares two results of --json.
 
     Example:
-        mmspec bench --accelerators none,copy,draft_model --task caption
-        mmspec bench --accelerators eagle,eagle:length=cost,eagle:length=confidence
+        mmspec bench --accelerator none,copy,draft_model --task caption
+        mmspec bench --accelerator eagle,eagle:length=cost,eagle:length=confidence
         mmspec bench --task all --out drafters.json --plot drafters.png
-        mmspec bench --task generate --accelerators 'none,sjd:window=8|16,zipar' --samples 16 --quality
-        mmspec bench --accelerators none,copy,draft_model,flash --peers --compile
+        mmspec bench --task generate --accelerator 'none,sjd:window=8|16,zipar' --samples 16 --quality
+        mmspec bench --accelerator none,copy,draft_model,flash --peers --compile
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file path/to/question.jsonl --batch-size 4 --json
         mmspec bench compare before.json after.json
@@ -141,15 +141,14 @@ def bench(
     from mmspec.evaluation.speed.timing import batches_of, measure
 
     files.check(asked.batch_size)
-    named = accelerators not in (None, ALL)
-    groups = (
-        groups_of(str(accelerators), source, how.drafter) if named else []
-    )  # raises before the model is loaded
+    named = accelerator not in (None, ALL)
+    # raises for unknown names, before the model is loaded
+    groups = groups_of(str(accelerator), source, how.drafter) if named else []
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     scorer = load_scorer(subject, source) if quality else None
     if subject.draws:
         subject = replace(subject, form={"output_type": "pil" if quality else "pt"})
-    groups = groups or default_groups(accelerators, subject, source, how.drafter)
+    groups = groups or default_groups(accelerator, subject, source, how.drafter)
     choices, tried = find_best(groups, subject, searched, asked.batch_size, how)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}

@@ -12,7 +12,7 @@ import typer
 from mmspec.cli.console import Interruptible, note, print_result
 from mmspec.cli.loading import announce, choose, load_pipeline
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
-from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, Temperature, unpack_options
+from mmspec.cli.options import Accelerator, Model, ModelOptions, Temperature, unpack_options
 from mmspec.errors import InputError
 from mmspec.open_types import Json, Keywords, Processor
 
@@ -34,11 +34,11 @@ FIGURES = (  # of the stats, in a record
 
 @unpack_options
 def caption(
+    model: Model = None,
     images: Annotated[
         list[str] | None,
         typer.Argument(metavar="IMAGE...", help="Paths or https URLs; by default a held-out scene."),
     ] = None,
-    model: ModelOption = None,
     prompt: Annotated[str, typer.Option(help="Prompt for every image.")] = PROMPT,
     accelerator: Accelerator = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens per image.")] = 128,
@@ -63,8 +63,8 @@ def caption(
     """Describe images, or answer a question about them.
 
     Example:
-        mmspec caption assets/images/scene.png --compare
-        mmspec caption assets/images/scene.png --prompt "What is this?" --model path/to/model
+        mmspec caption assets/scenes-llava assets/images/scene.png --compare
+        mmspec caption path/to/model path/to/photo.jpg --prompt "What is this?"
         mmspec caption --ray --prompt-file assets/prompts/mmspec/mmspec.jsonl --out texts
     """
     source = announce(model)

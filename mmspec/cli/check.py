@@ -102,7 +102,9 @@ def check(
         identity = ImageCheck(**common, temperature=temperature, settings=subject.settings)
     elif asked.guidance_scale is not None:
         raise InputError(
-            "--guidance", asked.guidance_scale, "cannot be used with text, which is compared without guidance"
+            "--guidance-scale",
+            asked.guidance_scale,
+            "cannot be used with text, which is compared without guidance",
         )
     else:
         kind = MaskedCheck if target.fills_masks else IdentityCheck

@@ -54,7 +54,7 @@ def _kernel(one: Tensor, other: Tensor) -> Tensor:
 
 def _check_pair(one: Tensor, reference: Tensor, metric: str, least: int) -> None:
     if one.shape != reference.shape or one.dim() != 2 or len(one) < least:
-        rule = f"needs equally many images in both sets (see --n), at least {least}"
+        rule = f"needs equally many images in both sets (see --samples), at least {least}"
         raise InputError(metric, f"{len(one)} images against {len(reference)}", rule)
 
 
