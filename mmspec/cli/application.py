@@ -52,9 +52,10 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except NoSuchOption as error:
-            known = {name: one for one in error.ctx.command.params for name in one.opts}
-            if error.option_name == "--model" and known.keys() & {"model", "models"}:
-                error.message += f"; the model is the first argument: {error.ctx.command_path} MODEL"
+            context = error.ctx or ctx
+            known = {name for one in context.command.params for name in one.opts}
+            if error.option_name == "--model" and known & {"model", "models"}:
+                error.message += f"; the model is the first argument: {context.command_path} MODEL"
                 error.possibilities = None
             elif same := [name for name in ELSEWHERE.get(error.option_name, ()) if name in known]:
                 error.possibilities = same

@@ -135,7 +135,6 @@ def bench(
     source = asked.announce()
     from mmspec.core.statistics import timed_by_device
     from mmspec.evaluation.contenders import count_parameters, describe_accelerator
-    from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.plots import draw_bench
     from mmspec.evaluation.speed.record import as_json
     from mmspec.evaluation.speed.timing import batches_of, measure
@@ -154,9 +153,9 @@ def bench(
     contenders = {choice.label: subject.contender(choice) for choice in choices}
     own: dict[str, Keywords] = {}
     for choice in choices:
-        accelerator, others = contenders[choice.label].accelerator, tried.get(choice.label)
-        about = {"drafter": choice.options.get("drafter"), "parameters": count_parameters(accelerator)}
-        about |= describe_accelerator(accelerator) if subject.draws else {}
+        made, others = contenders[choice.label].accelerator, tried.get(choice.label)
+        about = {"drafter": choice.options.get("drafter"), "parameters": count_parameters(made)}
+        about |= describe_accelerator(made) if subject.draws else {}
         own[choice.label] = about | ({"searched": len(others)} if others else {})
     if compiled:
         subject.pipe.compile((asked.batch_size,))
@@ -165,8 +164,7 @@ def bench(
             contenders[label], own[label] = subject.contender(choice), own[choice.label]
     settings = {**subject.settings, **subject.form}
     decoders = {label: one.decoder(seed=how.seed, **settings) for label, one in contenders.items()}
-    described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
-    described |= environment(subject.pipe.device, subject.pipe.dtype)
+    described = subject.conditions(source, asked.batch_size, how.seed)
     if tried:
         figures = {label: one for each in tried.values() for label, one in each.items()}
         where = {"search_file": searched.search_file and str(searched.search_file)}

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.loading import announce, choose, load_pipeline
+from mmspec.cli.loading import announce, load_accelerated
 from mmspec.cli.options import Accelerator, LoadOptions, Model, Seed, Temperature, unpack_options
 
 __all__ = ["chat"]
@@ -44,10 +44,7 @@ def chat(
     source = announce(model)
     from mmspec.pipelines import VisionLanguagePipeline
 
-    choice = choose(accelerator, source, how.drafter)
-    pipe = load_pipeline(VisionLanguagePipeline, source, how)
-    choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
-    pipe.set_accelerator(choice.name, **choice.options)
+    pipe = load_accelerated(VisionLanguagePipeline, source, accelerator, how)
     messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images or ()]
     interactive = prompt is None and sys.stdin.isatty()

@@ -82,7 +82,7 @@ def check(
     choose(accelerator, source, how.drafter)  # raises for a missing drafter, before the model is loaded
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     choice = choose(accelerator, source, how.drafter, subject.pipe.default_accelerator)
-    if accelerator is None and subject.draws:
+    if accelerator is None and how.drafter is None and subject.draws:
         choice = parse_choice(image_accelerators(subject.pipe.target)[0])
     accelerated, target, reference = subject.contender(choice), subject.pipe.target, "none"
     if subject.draws and target.vector_size:

@@ -18,6 +18,7 @@ from mmspec.cli.loading import (
     REFERENCE_IMAGE,
     announce,
     choose,
+    load_accelerated,
     load_pipeline,
     parse_choice,
 )
@@ -65,16 +66,13 @@ def caption(model: Model = None, accelerator: Accelerator = None, *, site: Site,
     """
     check_installed("mmspec demo", "demo", "gradio")
     source = announce(model)
-    choose(accelerator, source, how.drafter)  # raises for a missing drafter, before the model is loaded
 
     def make() -> Any:
         from mmspec.assets import find_assets
         from mmspec.demo.captioning import Captioning, picture_examples
         from mmspec.pipelines import VisionLanguagePipeline
 
-        pipe = load_pipeline(VisionLanguagePipeline, source, how)
-        choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
-        pipe.set_accelerator(choice.name, **choice.options)
+        pipe = load_accelerated(VisionLanguagePipeline, source, accelerator, how)
         return Captioning(pipe, label(source, model), picture_examples(find_assets()))
 
     show(make, source, site)

@@ -132,6 +132,7 @@ def generate(
         mmspec generate --ray --prompt-file assets/prompts/geneval.jsonl --out drawn
     """
     source = announce(model, REFERENCE_IMAGE)
+    from mmspec.evaluation.contenders import image_examples
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.pipelines import ImageGenerationPipeline
 
@@ -151,7 +152,10 @@ def generate(
     choices = with_drafters(with_window(choices, window), source, how.drafter)
     pipe = pipe or load_pipeline(ImageGenerationPipeline, source, how)
     if not prompts and not classes:
-        prompts, classes = samples(pipe, how.seed)
+        examples = image_examples(pipe, SAMPLES, how.seed)
+        note("no prompt or class given: using captions of held-out scenes, or the first classes")
+        classes = [one.label for one in examples if one.label is not None]
+        prompts = [one.only_turn() for one in examples if one.label is None]
     what: Keywords = {"prompt": prompts or None, "class_labels": classes or None, "seed": how.seed}
     n = asked.num_images_per_prompt
     titles = [*(prompts or []), *(f"class {label}" for label in classes or [])]
@@ -236,19 +240,6 @@ def check_image_file(path: Path) -> None:
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError("--out", str(path), "must be in a folder that can be written")
-
-
-def samples(pipe: ImageGenerationPipeline, seed: int) -> tuple[list[str] | None, list[int] | None]:
-    """Captions of held-out scenes, or the first classes."""
-    from mmspec.scenes import IMAGE_TOKENS, caption, sample_scene
-
-    classes = getattr(pipe.model.config, "num_classes", 0)
-    if getattr(pipe.model.config, "condition_type", None) == "class":
-        note(f"no class given: using the first of {classes}")
-        return None, list(range(min(SAMPLES, classes)))
-    note("no prompt given: using captions of held-out scenes")
-    scenes = [sample_scene(SAMPLES * seed + index, profile=IMAGE_TOKENS) for index in range(SAMPLES)]
-    return [caption(scene) for scene in scenes], None
 
 
 def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput], columns: int) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "default_choices",
     "drafted_choices",
     "fits",
+    "load_accelerated",
     "load_pipeline",
     "own_drafters",
     "parse_choice",
@@ -234,6 +235,15 @@ def load_pipeline(kind: type[Pipeline], model: str, how: LoadOptions) -> Pipelin
     if isinstance(pipe, ImageGenerationPipeline):
         pipe.set_progress_bar_config(disable=True)  # commands show their own
     return cast(Pipeline, pipe)
+
+
+def load_accelerated(kind: type[Pipeline], model: str, accelerator: str | None, how: LoadOptions) -> Pipeline:
+    """Load a checkpoint with the named accelerator, or the default of its folder or its kind."""
+    choose(accelerator, model, how.drafter)  # raises for a missing drafter, before the model is loaded
+    pipe = load_pipeline(kind, model, how)
+    choice = choose(accelerator, model, how.drafter, pipe.default_accelerator)
+    pipe.set_accelerator(choice.name, **choice.options)
+    return pipe
 
 
 def _is_reference(model: str) -> bool:

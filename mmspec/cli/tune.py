@@ -64,7 +64,6 @@ def tune(
     """
     source = asked.announce()
     from mmspec.accelerators.tuned import Tuned, save_tuned, tuned_file
-    from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import STAGES, allowed_by, fastest, search
 
@@ -93,9 +92,8 @@ def tune(
         block.finish()
     best = fastest(trials)
     choice, record = choices[best.label], best.record
-    described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
+    described = subject.conditions(source, asked.batch_size, how.seed)
     described["prompts"] = digest_of(subject.examples)
-    described |= environment(subject.pipe.device, subject.pipe.dtype)
     found = Tuned(
         choice.name,
         absolute_options(choice),
