@@ -652,13 +652,13 @@ def compared(name: str) -> tuple[str, list[dict[str, Any]]] | None:
 
 def accelerators() -> str:
     """Return the tables of accelerators and acceptance rules, and of the options that are not of a method."""
-    from mmspec.cli.accelerators import markdown_table
-
     made = {
         "Options of every accelerator": parts().shared_options(),
         "Options of acceptance rules": parts().rule_options(),
     }
-    return "\n\n".join([linked(markdown_table()), *(f"### {name}\n\n{one}" for name, one in made.items())])
+    return "\n\n".join(
+        [linked(parts().accelerators()), *(f"### {name}\n\n{one}" for name, one in made.items())]
+    )
 
 
 def linked(table: str) -> str:

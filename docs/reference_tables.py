@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mmspec import call_fields, errors
-from mmspec.accelerators import rules_of
+from mmspec.accelerators import promise_of, rules_of
 from mmspec.accelerators.meanings import (
     Meaning,
     meaning_of,
@@ -20,6 +20,8 @@ from mmspec.accelerators.meanings import (
     meanings_of_all,
     meanings_of_rule,
 )
+from mmspec.cli.accelerators import stated
+from mmspec.core.draft import DraftKind
 from mmspec.pipelines import ContinuousImagePipeline, ImagePipeline, VisionLanguagePipeline
 from mmspec.pipelines.image_settings import OWN, ContinuousSettings, ImageSettings
 from mmspec.pipelines.settings import GenerationSettings
@@ -57,6 +59,29 @@ REASONS = {
 
 #: Patterns of strings, in words.
 PATTERNS = {r"^([1-9]\d{0,4}x[1-9]\d{0,4}|auto)$": "`WIDTHxHEIGHT` in pixels, or `auto`"}
+
+
+def accelerators() -> str:
+    """Return the tables of accelerators and acceptance rules."""
+    lines = [
+        "| accelerator | summary | promise at default options | needs | source |",
+        "|---|---|---|---|---|",
+    ]
+    for name, method in METHODS.items():
+        source = method.source
+        if source != "-":
+            source = f"[{source}](https://arxiv.org/abs/{source})"
+        needs = method.needs or "nothing"
+        lines.append(f"| `{name}` | {method.summary} | {stated(*promise_of(method))} | {needs} | {source} |")
+    lines += ["", "| `acceptance=` | meaning | promise | kinds of drafts |", "|---|---|---|---|"]
+    for name in RULES:
+        rule = RULES[name]
+        exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
+        sound_for = [kind for kind in DraftKind if kind in getattr(rule, "sound_for", ())]
+        kinds = ", ".join(kind.value.replace("_", " ") for kind in sound_for) or "places of a block"
+        meaning = inspect.cleandoc(rule.__doc__ or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
+        lines.append(f"| `{name}` | {meaning} | {exactness} | {kinds} |")
+    return "\n".join(lines)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -115,7 +115,7 @@ class Method:
         beside: a function that adds candidates beside those of a head's drafter, given the drafter and
             options of its own, which all heads with `Drafter.shares_tree` then have.
         rules: acceptance rules that the folder adds, by the names that `acceptance=` takes.
-        trials: settings that `mmspec bench --accelerators all` compares on images, in command line syntax; of
+        trials: settings that `mmspec bench --accelerator all` compares on images, in command line syntax; of
             several values (`window=16|32`) it uses the best.
         tuned: settings that `mmspec tune` tries; () for the sizes of a head's tree.
         judged_by: further rules that may verify its drafts, if the loaded drafter allows them.
@@ -361,4 +361,5 @@ RULES = Located("acceptance", rules)
 def keywords(function: Callable[..., object]) -> list[str]:
     """Names of the arguments of a function or constructor that can be passed by name, in their order."""
     parameters = inspect.signature(function).parameters
-    return [name for name, item in parameters.items() if item.kind is item.POSITIONAL_OR_KEYWORD]
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [name for name, item in parameters.items() if item.kind in by_name]

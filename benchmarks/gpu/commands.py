@@ -49,11 +49,11 @@ def reference_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
     ]
     yield [
         *("-m", "mmspec", "bench", "assets/scenes-llamagen", "--samples", "5", "--device", device, "--json"),
-        *("--accelerators", "none,sjd,sjd:coupling=exact,gsd,lantern,eagle"),
+        *("--accelerator", "none,sjd,sjd:coupling=exact,gsd,lantern,eagle"),
     ]
     yield [
         *("-m", "mmspec", "bench", "assets/scenes-llava", "--task", "describe", "--peers", "--json"),
-        *("--accelerators", "none,copy,draft_model,eagle,flash", "--samples", samples, "--device", device),
+        *("--accelerator", "none,copy,draft_model,eagle,flash", "--samples", samples, "--device", device),
     ]
 
 
@@ -70,7 +70,7 @@ def language_commands(out: Path, tiny: bool) -> Iterator[list[str]]:
     for temperature in ("0",) if tiny else ("0", "1"):
         yield [
             *("-m", "mmspec", "bench", model, "--prompt-file", "assets/prompts/spec_bench.jsonl"),
-            *("--accelerators", timed, "--temperature", temperature, "--repeats", "1"),
+            *("--accelerator", timed, "--temperature", temperature, "--repeats", "1"),
             *("--samples", samples, "--max-new-tokens", tokens),
             *("--out", str(out / f"words-{temperature}.json")),
         ]

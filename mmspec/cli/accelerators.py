@@ -1,9 +1,8 @@
-"""`mmspec accelerators`: tables of accelerators, their options and acceptance rules, also for the docs."""
+"""`mmspec accelerators`: tables of accelerators, their options and acceptance rules."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from inspect import cleandoc
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,7 @@ from mmspec.open_types import Json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["accelerators", "markdown_table"]
+__all__ = ["accelerators", "stated"]
 
 
 Name = Annotated[str | None, typer.Argument(help="Accelerator whose options are listed.")]
@@ -69,33 +68,6 @@ def _tables(rows: list[Json]) -> RenderableType:
         figures(("accelerator", "promise", "needs", "summary"), found, words=4),
         figures(("acceptance=", "promise"), rules, words=2),
     )
-
-
-def markdown_table() -> str:
-    """The accelerators and acceptance rules as tables in Markdown."""
-    from mmspec.accelerators import promise_of
-    from mmspec.core.draft import DraftKind
-    from mmspec.plugins import METHODS, RULES
-
-    lines = [
-        "| accelerator | summary | promise at default options | needs | source |",
-        "|---|---|---|---|---|",
-    ]
-    for name, method in METHODS.items():
-        source = method.source
-        if source != "-":
-            source = f"[{source}](https://arxiv.org/abs/{source})"
-        needs = method.needs or "nothing"
-        lines.append(f"| `{name}` | {method.summary} | {stated(*promise_of(method))} | {needs} | {source} |")
-    lines += ["", "| `acceptance=` | meaning | promise | kinds of drafts |", "|---|---|---|---|"]
-    for name in RULES:
-        rule = RULES[name]
-        exactness = stated(rule.exactness, rule.bound) + (" at temperature 0" if rule.greedy_only else "")
-        sound_for = [kind for kind in DraftKind if kind in getattr(rule, "sound_for", ())]
-        kinds = ", ".join(kind.value.replace("_", " ") for kind in sound_for) or "places of a block"
-        meaning = cleandoc(rule.__doc__ or "").split("\n\n")[0].replace("\n", " ").rstrip(".")
-        lines.append(f"| `{name}` | {meaning} | {exactness} | {kinds} |")
-    return "\n".join(lines)
 
 
 def stated(exactness: str, bound: str | None) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from mmspec import __version__
 from mmspec.cli.accelerators import accelerators
@@ -24,10 +25,48 @@ from mmspec.cli.tune import tune
 
 __all__ = ["app"]
 
+try:
+    from typer._click.exceptions import NoSuchOption
+except ImportError:  # an older typer, which does not contain click
+    from click.exceptions import NoSuchOption  # type: ignore[assignment]
+
+#: Options that other tools have, with those of the same meaning here.
+ELSEWHERE = {
+    "--model": ("--target",),
+    "--n": ("--num-images-per-prompt", "--samples"),
+    "--num-prompts": ("--samples",),
+    "--limit": ("--samples",),
+    "--guidance": ("--guidance-scale",),
+    "--steps": ("--num-inference-steps",),
+    "--max-tokens": ("--max-new-tokens",),
+    "--speculative-model": ("--drafter",),
+    "--compare": ("--accelerator",),
+}
+
+
+class Commands(TyperGroup):
+    """The commands; the error for an unknown option names the one that was meant."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except NoSuchOption as error:
+            context = error.ctx or ctx
+            known = {name for one in context.command.params for name in one.opts}
+            if error.option_name == "--model" and known & {"model", "models"}:
+                error.message += f"; the model is the first argument: {context.command_path} MODEL"
+                error.possibilities = None
+            elif same := [name for name in ELSEWHERE.get(error.option_name, ()) if name in known]:
+                error.possibilities = same
+            raise
+
+
 app = typer.Typer(
     name="mmspec",
+    cls=Commands,
     help="Faster vision-language models and image generators by speculative decoding.",
-    epilog="Try, in a clone: mmspec caption assets/images/scene.png --compare",
+    epilog="Try, in a clone: mmspec caption assets/scenes-llava assets/images/scene.png --compare",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},

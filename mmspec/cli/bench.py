@@ -79,7 +79,7 @@ class Files:
 
 @unpack_options
 def bench(
-    accelerators: Annotated[
+    accelerator: Annotated[
         str | None,
         typer.Option(
             help="Names separated by commas, with options as in draft_model:num_draft_tokens=8 or "
@@ -123,11 +123,11 @@ def bench(
     further columns. `mmspec bench compare` compares two results of --json.
 
     Example:
-        mmspec bench --accelerators none,copy,draft_model --task caption
-        mmspec bench --accelerators eagle,eagle:length=cost,eagle:length=confidence
+        mmspec bench --accelerator none,copy,draft_model --task caption
+        mmspec bench --accelerator eagle,eagle:length=cost,eagle:length=confidence
         mmspec bench --task all --out drafters.json --plot drafters.png
-        mmspec bench --task generate --accelerators 'none,sjd:window=8|16,zipar' --samples 16 --quality
-        mmspec bench --accelerators none,copy,draft_model,flash --peers --compile
+        mmspec bench --task generate --accelerator 'none,sjd:window=8|16,zipar' --samples 16 --quality
+        mmspec bench --accelerator none,copy,draft_model,flash --peers --compile
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file path/to/question.jsonl --batch-size 4 --json
         mmspec bench compare before.json after.json
@@ -135,29 +135,27 @@ def bench(
     source = asked.announce()
     from mmspec.core.statistics import timed_by_device
     from mmspec.evaluation.contenders import count_parameters, describe_accelerator
-    from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.plots import draw_bench
     from mmspec.evaluation.speed.record import as_json
     from mmspec.evaluation.speed.timing import batches_of, measure
 
     files.check(asked.batch_size)
-    named = accelerators not in (None, ALL)
-    groups = (
-        groups_of(str(accelerators), source, how.drafter) if named else []
-    )  # raises before the model is loaded
+    named = accelerator not in (None, ALL)
+    # raises for unknown names, before the model is loaded
+    groups = groups_of(str(accelerator), source, how.drafter) if named else []
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     scorer = load_scorer(subject, source) if quality else None
     if subject.draws:
         subject = replace(subject, form={"output_type": "pil" if quality else "pt"})
-    groups = groups or default_groups(accelerators, subject, source, how.drafter)
+    groups = groups or default_groups(accelerator, subject, source, how.drafter)
     choices, tried = find_best(groups, subject, searched, asked.batch_size, how)
     batches = batches_of(subject.examples, asked.batch_size)
     contenders = {choice.label: subject.contender(choice) for choice in choices}
     own: dict[str, Keywords] = {}
     for choice in choices:
-        accelerator, others = contenders[choice.label].accelerator, tried.get(choice.label)
-        about = {"drafter": choice.options.get("drafter"), "parameters": count_parameters(accelerator)}
-        about |= describe_accelerator(accelerator) if subject.draws else {}
+        made, others = contenders[choice.label].accelerator, tried.get(choice.label)
+        about = {"drafter": choice.options.get("drafter"), "parameters": count_parameters(made)}
+        about |= describe_accelerator(made) if subject.draws else {}
         own[choice.label] = about | ({"searched": len(others)} if others else {})
     if compiled:
         subject.pipe.compile((asked.batch_size,))
@@ -166,8 +164,7 @@ def bench(
             contenders[label], own[label] = subject.contender(choice), own[choice.label]
     settings = {**subject.settings, **subject.form}
     decoders = {label: one.decoder(seed=how.seed, **settings) for label, one in contenders.items()}
-    described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
-    described |= environment(subject.pipe.device, subject.pipe.dtype)
+    described = subject.conditions(source, asked.batch_size, how.seed)
     if tried:
         figures = {label: one for each in tried.values() for label, one in each.items()}
         where = {"search_file": searched.search_file and str(searched.search_file)}

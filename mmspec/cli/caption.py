@@ -11,8 +11,8 @@ import typer
 
 from mmspec.cli.console import Interruptible, note, print_result
 from mmspec.cli.loading import announce, choose, load_pipeline
-from mmspec.cli.many import PromptFile, RayOptions, decode_many, items_of
-from mmspec.cli.options import Accelerator, ModelOption, ModelOptions, Temperature, unpack_options
+from mmspec.cli.many import PromptFile, RayOptions, decode_many, located
+from mmspec.cli.options import Accelerator, Model, ModelOptions, Temperature, unpack_options
 from mmspec.errors import InputError
 from mmspec.open_types import Json, Keywords, Processor
 
@@ -34,11 +34,11 @@ FIGURES = (  # of the stats, in a record
 
 @unpack_options
 def caption(
+    model: Model = None,
     images: Annotated[
         list[str] | None,
         typer.Argument(metavar="IMAGE...", help="Paths or https URLs; by default a held-out scene."),
     ] = None,
-    model: ModelOption = None,
     prompt: Annotated[str, typer.Option(help="Prompt for every image.")] = PROMPT,
     accelerator: Accelerator = None,
     max_new_tokens: Annotated[int, typer.Option(min=0, help="Maximum number of tokens per image.")] = 128,
@@ -63,40 +63,46 @@ def caption(
     """Describe images, or answer a question about them.
 
     Example:
-        mmspec caption assets/images/scene.png --compare
-        mmspec caption assets/images/scene.png --prompt "What is this?" --model path/to/model
+        mmspec caption assets/scenes-llava assets/images/scene.png --compare
+        mmspec caption path/to/model path/to/photo.jpg --prompt "What is this?"
         mmspec caption --ray --prompt-file assets/prompts/mmspec/mmspec.jsonl --out texts
     """
     source = announce(model)
     from mmspec.evaluation.contenders import contender
     from mmspec.evaluation.examples import own_examples, scene_examples
     from mmspec.evaluation.prompt_files import read_prompt_file
+    from mmspec.many.work import Item
     from mmspec.pipelines import VisionLanguagePipeline
 
     choice = choose(accelerator, source, how.drafter)
     settings = {"max_new_tokens": max_new_tokens, "temperature": temperature}
     if prompt_file is not None and images:
         raise InputError("--prompt-file", prompt_file, "cannot be combined with images")
+    if prompt_file is not None:
+        examples = read_prompt_file(prompt_file)
+    elif images:
+        examples = own_examples([prompt], images)
+    elif many.ray:
+        raise InputError("images or --prompt-file", None, "must be given with --ray")
+    else:
+        examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, how.seed)]
+        seen = examples[0].identifier.replace("scene", "scenes --seed")
+        note(f"no image given: using a held-out scene (mmspec {seen} --count 1 shows it)")
     if many.ray:
         for option, given in (("--compare", compare), ("--stream", stream), ("--figure", figure)):
             if given:
                 raise InputError(option, given, "cannot be combined with --ray")
-        items = items_of(prompt_file, images or (), prompt)
         if out is None:
             raise InputError("--out", None, "must be a folder with --ray")
+        items = [
+            Item(index, one.turns[0], tuple(map(located, one.images)), later=one.turns[1:])
+            for index, one in enumerate(examples)
+        ]
         found = decode_many(source, choice, items, settings, out, many, how, draws=False)
         print_result(found, f"{out}: {len(found)} texts", how.as_json)
         return
     if out is not None:
         raise InputError("--out", str(out), "needs --ray")
-    if prompt_file is not None:
-        examples = read_prompt_file(prompt_file)
-    elif images:
-        examples = own_examples([prompt], images)
-    else:
-        examples = [replace(example, turns=(prompt,)) for example in scene_examples("caption", 1, how.seed)]
-        seen = examples[0].identifier.replace("scene", "scenes --seed")
-        note(f"no image given: using a held-out scene (mmspec {seen} --count 1 shows it)")
     pipe = load_pipeline(VisionLanguagePipeline, source, how)
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     plain = contender(pipe, "none")

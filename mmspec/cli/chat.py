@@ -8,18 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.loading import announce, choose, load_pipeline
-from mmspec.cli.options import Accelerator, ModelOptions, Temperature, unpack_options
-from mmspec.errors import InputError
+from mmspec.cli.loading import announce, load_accelerated
+from mmspec.cli.options import Accelerator, LoadOptions, Model, Seed, Temperature, unpack_options
 
 __all__ = ["chat"]
 
 
 @unpack_options
 def chat(
-    model: Annotated[
-        str | None, typer.Argument(help="Checkpoint folder or hub id; the reference model if none is given.")
-    ] = None,
+    model: Model = None,
     prompt: Annotated[
         str | None, typer.Argument(help="The message; without it, one turn per line of standard input.")
     ] = None,
@@ -30,8 +27,9 @@ def chat(
     accelerator: Accelerator = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 512,
     temperature: Temperature = 0.0,
+    seed: Seed = 0,
     *,
-    how: ModelOptions,
+    how: LoadOptions,
 ) -> None:
     """Chat with a text or vision-language model; answers are streamed.
 
@@ -43,17 +41,10 @@ def chat(
         mmspec chat path/to/model "Summarise speculative decoding in one sentence."
         mmspec chat path/to/model
     """
-    if how.as_json:
-        raise InputError(
-            "--json", True, "must be left out, because chat prints text; mmspec caption prints JSON"
-        )
     source = announce(model)
     from mmspec.pipelines import VisionLanguagePipeline
 
-    choice = choose(accelerator, source, how.drafter)
-    pipe = load_pipeline(VisionLanguagePipeline, source, how)
-    choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
-    pipe.set_accelerator(choice.name, **choice.options)
+    pipe = load_accelerated(VisionLanguagePipeline, source, accelerator, how)
     messages: list[dict[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
     parts: list[dict[str, Any]] = [{"type": "image", "image": image} for image in images or ()]
     interactive = prompt is None and sys.stdin.isatty()
@@ -62,7 +53,7 @@ def chat(
         content: Any = [*parts, {"type": "text", "text": turn}] if parts else turn
         messages.append({"role": "user", "content": content})
         parts, answer = [], ""
-        settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": how.seed}
+        settings = {"max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         for delta in pipe.stream(messages, **settings):
             typer.echo(delta, nl=False)
             answer += delta

@@ -81,7 +81,7 @@ def check(
     choose(accelerator, source, how.drafter)  # raises for a missing drafter, before the model is loaded
     subject = load_subject(source, asked, how, TEXT_DEFAULTS)
     choice = choose(accelerator, source, how.drafter, subject.pipe.default_accelerator)
-    if accelerator is None and subject.draws:
+    if accelerator is None and how.drafter is None and subject.draws:
         choice = parse_choice(image_accelerators(subject.pipe.target)[0])
     accelerated, target = subject.contender(choice), subject.pipe.target
     common: Keywords = {
@@ -99,7 +99,9 @@ def check(
         identity = ImageCheck(**common, temperature=temperature, settings=subject.settings)
     elif asked.guidance_scale is not None:
         raise InputError(
-            "--guidance", asked.guidance_scale, "cannot be used with text, which is compared without guidance"
+            "--guidance-scale",
+            asked.guidance_scale,
+            "cannot be used with text, which is compared without guidance",
         )
     else:
         kind = MaskedCheck if target.fills_masks else IdentityCheck

@@ -12,9 +12,9 @@ import typer
 from mmspec.cli.console import progress
 from mmspec.cli.loading import (
     AcceleratorChoice,
-    choice_of,
     compared_choices,
     default_choices,
+    drafted_choices,
     fits,
     own_drafters,
 )
@@ -74,7 +74,7 @@ def groups_of(accelerators: str, source: str, drafter: str | None) -> list[list[
 def default_groups(
     accelerators: str | None, subject: Subject, source: str, drafter: str | None
 ) -> list[list[AcceleratorChoice]]:
-    """The accelerators to compare without --accelerators, or with `all`."""
+    """The accelerators to compare without --accelerator, or with `all`."""
     if not subject.draws:
         pipe = subject.pipe
         return [
@@ -83,8 +83,8 @@ def default_groups(
     if accelerators == ALL:
         return groups_of(image_methods(subject.pipe.target, source, drafter), source, drafter)
     groups = groups_of(",".join(image_accelerators(subject.pipe.target)), source, None)
-    drafted = own_drafters(source).values() if drafter is None else [choice_of(drafter, source)]
     known = {choice.label for group in groups for choice in group}
+    drafted = drafted_choices(source, drafter)
     return [*groups, *([choice] for choice in drafted if choice.label not in known)]
 
 
@@ -114,7 +114,7 @@ def find_best(
         rule = (
             "must have one setting each without --search-file; the search needs prompts that are not measured"
         )
-        raise InputError("--accelerators", written, rule)
+        raise InputError("--accelerator", written, rule)
     batches = batches_of(others, batch_size)
     settings = {**subject.settings, **subject.form}
     decoders = {

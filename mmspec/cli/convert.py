@@ -90,7 +90,7 @@ class LayoutName(StrEnum):
 
 def export(
     drafter: Annotated[str, typer.Argument(help="Folder or hub id of a drafter.")],
-    out: Annotated[Path, typer.Argument(help="Folder to write; must be new or empty.")],
+    out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
     to: Annotated[
         LayoutName,
         typer.Option(
@@ -112,9 +112,9 @@ def export(
     The folder is written completely or not at all.
 
     Example:
-        mmspec export assets/scenes-llava-small assistant --to transformers
-        mmspec export path/to/eagle3 head --to specforge --target path/to/model
-        mmspec export path/to/mtp model-with-mtp --to checkpoint --target path/to/model
+        mmspec export assets/scenes-llava-small --out assistant --to transformers
+        mmspec export path/to/eagle3 --out head --to specforge --target path/to/model
+        mmspec export path/to/mtp --out model-with-mtp --to checkpoint --target path/to/model
     """
     announce(drafter)
     chosen = read_dtype(dtype)

@@ -18,10 +18,11 @@ from mmspec.cli.loading import (
     REFERENCE_IMAGE,
     announce,
     choose,
+    load_accelerated,
     load_pipeline,
     parse_choice,
 )
-from mmspec.cli.options import Accelerator, Host, ModelOption, ModelOptions, Port, unpack_options
+from mmspec.cli.options import Accelerator, AsJson, Host, LoadOptions, Model, Port, unpack_options
 from mmspec.cli.serve import check_installed, listen
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
@@ -44,47 +45,43 @@ demo_app = typer.Typer(help="Show a model in a browser.", no_args_is_help=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """Options of the address of a page."""
+    """Options of a page: its address, and how it is printed."""
 
     host: Host = "127.0.0.1"
     port: Port = 7860
     share: Annotated[
         bool, typer.Option("--share", help="Open a public address on Gradio's servers for 72 hours.")
     ] = False
+    as_json: AsJson = False
 
 
 @demo_app.command()
 @unpack_options
-def caption(
-    model: ModelOption = None, accelerator: Accelerator = None, *, site: Site, how: ModelOptions
-) -> None:
+def caption(model: Model = None, accelerator: Accelerator = None, *, site: Site, how: LoadOptions) -> None:
     """Ask a model about images and videos, beside plain decoding.
 
     Example:
         mmspec demo caption --port 7860
-        mmspec demo caption --model path/to/model --accelerator copy
+        mmspec demo caption path/to/model --accelerator copy
     """
     check_installed("mmspec demo", "demo", "gradio")
     source = announce(model)
-    choose(accelerator, source, how.drafter)  # raises for a missing drafter, before the model is loaded
 
     def make() -> Any:
         from mmspec.assets import find_assets
         from mmspec.demo.captioning import Captioning, picture_examples
         from mmspec.pipelines import VisionLanguagePipeline
 
-        pipe = load_pipeline(VisionLanguagePipeline, source, how)
-        choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
-        pipe.set_accelerator(choice.name, **choice.options)
+        pipe = load_accelerated(VisionLanguagePipeline, source, accelerator, how)
         return Captioning(pipe, label(source, model), picture_examples(find_assets()))
 
-    show(make, source, site, how)
+    show(make, source, site)
 
 
 @demo_app.command()
 @unpack_options
 def generate(
-    model: ModelOption = None,
+    model: Model = None,
     accelerator: Annotated[
         str | None,
         typer.Option(
@@ -93,32 +90,33 @@ def generate(
     ] = None,
     *,
     site: Site,
-    how: ModelOptions,
+    how: LoadOptions,
 ) -> None:
     """Generate images round by round, and compare methods on the same seed.
 
     Example:
         mmspec demo generate --port 7860
-        mmspec demo generate --model path/to/model --accelerator lantern
+        mmspec demo generate path/to/model --accelerator lantern
     """
     check_installed("mmspec demo", "demo", "gradio")
     first = None if accelerator is None else parse_choice(accelerator)
     if first is not None and first.options:
         raise InputError("--accelerator", accelerator, "must be a name without options, which the page sets")
     source = announce(model, REFERENCE_IMAGE)
+    # raises for a drafter that cannot be used, before the model is loaded
+    named = None if how.drafter is None else choose(accelerator, source, how.drafter)
+    drafters = {} if named is None else {named.name: named.options}
 
     def make() -> Any:
         from mmspec.demo.image_generation import ImageGeneration
         from mmspec.pipelines import ImageGenerationPipeline
 
-        named = None if how.drafter is None else choose(accelerator, source, how.drafter)
-        drafters = {} if named is None else {named.name: named.options}
         pipe = load_pipeline(ImageGenerationPipeline, source, how)
         prompts = SCENE_PROMPTS if model is None else PROMPTS
         chosen = None if first is None else first.name
         return ImageGeneration(pipe, label(source, model), prompts, chosen, drafters)
 
-    show(make, source, site, how)
+    show(make, source, site)
 
 
 def run_space(page: str) -> None:
@@ -129,9 +127,10 @@ def run_space(page: str) -> None:
     """
     host = os.environ.get("GRADIO_SERVER_NAME", "0.0.0.0")
     options = ["--host", host, "--port", os.environ.get("GRADIO_SERVER_PORT", "7860")]
-    for option in ("model", "accelerator"):
-        if value := os.environ.get(f"MMSPEC_{option.upper()}"):
-            options += [f"--{option}", value]
+    if model := os.environ.get("MMSPEC_MODEL"):
+        options = [model, *options]
+    if accelerator := os.environ.get("MMSPEC_ACCELERATOR"):
+        options += ["--accelerator", accelerator]
     sys.argv = ["mmspec", "demo", page, *options]
     main()
 
@@ -141,7 +140,7 @@ def label(source: str, model: str | None) -> str:
     return Path(source).name + (", a toy model" if model is None else "")
 
 
-def show(make: Callable[[], Any], source: str, site: Site, how: ModelOptions) -> None:
+def show(make: Callable[[], Any], source: str, site: Site) -> None:
     """Create a page and serve it until Ctrl-C, which exits with 130."""
     with listen(site.host, site.port) as listener:  # before the model is loaded, which is slow
         page = make()
@@ -149,7 +148,7 @@ def show(make: Callable[[], Any], source: str, site: Site, how: ModelOptions) ->
         address = listener.getsockname()[:2]
     blocks = page.blocks()
     url = launch(blocks, *address, share=site.share)
-    print_result({"url": url, "model": source}, f"{url} shows {source}", how.as_json)
+    print_result({"url": url, "model": source}, f"{url} shows {source}", site.as_json)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:

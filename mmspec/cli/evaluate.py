@@ -29,8 +29,6 @@ def text(
     accelerator: Annotated[
         str | None,
         typer.Option(
-            "--accelerator",
-            "--accelerators",
             help="Names separated by commas; plain decoding is always included.",
             show_default="none, copy, and the drafters of the model's folder",
         ),

@@ -20,7 +20,7 @@ from mmspec.cli.loading import (
     load_pipeline,
     parse_choice,
     parse_choices,
-    with_drafter,
+    with_drafters,
 )
 from mmspec.cli.many import RayOptions, decode_many
 from mmspec.cli.options import GuidanceScale, HeadSteps, Model, ModelOptions, unpack_options
@@ -43,8 +43,6 @@ def images(
     accelerator: Annotated[
         str | None,
         typer.Option(
-            "--accelerator",
-            "--accelerators",
             help="Accelerators that generate the images, separated by commas.",
             show_default="none",
         ),
@@ -54,7 +52,7 @@ def images(
         Path | None,
         typer.Option(help="Prompts in the order of the images: one per line, or a published set."),
     ] = None,
-    n: Annotated[
+    samples: Annotated[
         int | None, typer.Option(min=3, help="Number of images.", show_default="200; all in a folder")
     ] = None,
     out: Annotated[
@@ -78,9 +76,9 @@ def images(
     comparable with each other. Published figures use --features inception.
 
     Example:
-        mmspec evaluate images --accelerator none,sjd,lantern --n 32 --out drawn
+        mmspec evaluate images --accelerator none,sjd,lantern --samples 32 --out drawn
         mmspec evaluate images --folder drawn/sjd --against drawn/none
-        mmspec evaluate images --ray --accelerator sjd --n 1000 --out many
+        mmspec evaluate images --ray --accelerator sjd --samples 1000 --out many
     """
     source = str(folder) if folder is not None else announce(model, REFERENCE_IMAGE)
     from mmspec.core.statistics import merge_stats
@@ -98,13 +96,13 @@ def images(
     if folder is not None:
         if model is not None or accelerator is not None or out is not None:
             raise InputError("--folder", source, "cannot be combined with a model, --accelerator or --out")
-        score_folder(folder, n, asked, partial(Session, scoring, how, metrics, named, source))
+        score_folder(folder, samples, asked, partial(Session, scoring, how, metrics, named, source))
         return
     choices = parse_choices(accelerator or "none")
     against = scoring.against
-    rival = parse_choice(str(against)) if is_accelerator(against) else None
-    choices = [with_drafter(choice, source, how.drafter) for choice in choices]
-    rival = rival and with_drafter(rival, source, how.drafter)
+    rivals = [parse_choice(str(against))] if is_accelerator(against) else []
+    drafted = with_drafters([*choices, *rivals], source, how.drafter)
+    choices, rival = drafted[: len(choices)], drafted[-1] if rivals else None
     if not many.ray:
         check_empty(out)
     elif out is None:
@@ -115,7 +113,7 @@ def images(
         )
     session = Session(scoring, how, metrics, named, source)
     pipe = load_pipeline(ImageGenerationPipeline, source, how)
-    subjects = subjects_of(pipe, asked, n, how.seed)
+    subjects = subjects_of(pipe, asked, samples, how.seed)
     reference = session.reference(
         len(subjects),
         (pipe.target.grid.columns * pipe.stride, pipe.target.grid.rows * pipe.stride),

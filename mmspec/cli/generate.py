@@ -19,14 +19,14 @@ from mmspec.cli.loading import (
     load_pipeline,
     parse_choice,
     parse_choices,
-    with_drafter,
+    with_drafters,
 )
 from mmspec.cli.many import PromptFile, RayOptions, decode_many, located
 from mmspec.cli.options import (
     GuidanceScale,
     HeadSteps,
     LastStepNoise,
-    ModelOption,
+    Model,
     ModelOptions,
     TopK,
     TopP,
@@ -61,7 +61,7 @@ Pixels = Annotated[
 class ImageOptions:
     """Options that are passed to the pipeline unchanged."""
 
-    num_images_per_prompt: Annotated[int, setting("num_images_per_prompt", "--n", min=1)] = 1
+    num_images_per_prompt: Annotated[int, setting("num_images_per_prompt", min=1)] = 1
     negative_prompt: Annotated[str | None, typer.Option(help="Negative prompt of guidance.")] = None
     guidance_scale: GuidanceScale = None
     temperature: Annotated[
@@ -73,7 +73,7 @@ class ImageOptions:
     height: Pixels = None
     width: Pixels = None
     control_image: Annotated[
-        str | None, typer.Option("--control", help="Control image (edges, depth, ...) for ControlAR.")
+        str | None, typer.Option(help="Control image (edges, depth, ...) for ControlAR.")
     ] = None
     control_strength: Annotated[
         float | None, typer.Option(help="Weight of the control image; 0 ignores it.", show_default="1")
@@ -92,11 +92,11 @@ class ImageOptions:
 
 @unpack_options
 def generate(
+    model: Model = None,
     prompts: Annotated[
         list[str] | None,
         typer.Argument(metavar="PROMPT...", help="Prompts; by default captions of held-out scenes."),
     ] = None,
-    model: ModelOption = None,
     classes: Annotated[
         list[int] | None,
         typer.Option("--class", help="Class label, for class-conditional models; repeatable."),
@@ -104,14 +104,9 @@ def generate(
     accelerator: Annotated[
         str | None,
         typer.Option(
-            help="none, sjd, lantern:delta=0.2, zipar, shared_noise, masked:iterations=20, ...",
+            help="none, sjd, lantern:delta=0.2, zipar, shared_noise, masked:iterations=20, ...; several, "
+            "separated by commas, draw the same seeds side by side.",
             show_default="sjd; none for continuous tokens",
-        ),
-    ] = None,
-    compare: Annotated[
-        str | None,
-        typer.Option(
-            help="Accelerators to compare side by side on the same seeds, such as none,sjd,gsd,lantern."
         ),
     ] = None,
     window: Annotated[
@@ -131,19 +126,17 @@ def generate(
     token (tv<=0.1), approximate, or lossy.
 
     Example:
-        mmspec generate "a red ring left of a small blue cross" --n 4 --out rings.png
-        mmspec generate "a bird" --model path/to/controlar-hed --control path/to/edges.png
-        mmspec generate --compare none,sjd,gsd,lantern --out compared.png
+        mmspec generate assets/scenes-llamagen "a red ring left of a small blue cross" --out rings.png
+        mmspec generate path/to/controlar-hed "a bird" --control-image path/to/edges.png
+        mmspec generate --accelerator none,sjd,gsd,lantern --out compared.png
         mmspec generate --ray --prompt-file assets/prompts/geneval.jsonl --out drawn
     """
-    if compare is not None and accelerator is not None:
-        raise InputError("--compare", compare, "cannot be combined with --accelerator")
     source = announce(model, REFERENCE_IMAGE)
+    from mmspec.evaluation.contenders import image_examples
     from mmspec.evaluation.prompt_files import read_prompt_file
     from mmspec.pipelines import ImageGenerationPipeline
 
-    choices = [] if compare is None else parse_choices(compare)
-    choices += [] if accelerator is None else [parse_choice(accelerator)]
+    choices = [] if accelerator is None else parse_choices(accelerator)
     if prompt_file is not None:
         prompts = [*(prompts or []), *(one.only_turn() for one in read_prompt_file(prompt_file))]
     if not choices and how.drafter is not None:
@@ -156,10 +149,13 @@ def generate(
     if not choices:  # the default depends on the model
         pipe = load_pipeline(ImageGenerationPipeline, source, how)
         choices = [parse_choice(pipe.default_accelerator)]
-    choices = [with_drafter(choice, source, how.drafter) for choice in with_window(choices, window)]
+    choices = with_drafters(with_window(choices, window), source, how.drafter)
     pipe = pipe or load_pipeline(ImageGenerationPipeline, source, how)
     if not prompts and not classes:
-        prompts, classes = samples(pipe, how.seed)
+        examples = image_examples(pipe, SAMPLES, how.seed)
+        note("no prompt or class given: using captions of held-out scenes, or the first classes")
+        classes = [one.label for one in examples if one.label is not None]
+        prompts = [one.only_turn() for one in examples if one.label is None]
     what: Keywords = {"prompt": prompts or None, "class_labels": classes or None, "seed": how.seed}
     n = asked.num_images_per_prompt
     titles = [*(prompts or []), *(f"class {label}" for label in classes or [])]
@@ -203,10 +199,12 @@ def draw_many(
     from mmspec.many.work import Item
 
     if len(choices) > 1:
-        raise InputError("--compare", [one.label for one in choices], "must be one accelerator with --ray")
+        raise InputError(
+            "--accelerator", [one.label for one in choices], "must be one accelerator with --ray"
+        )
     if not prompts and not classes:
         raise InputError("prompts, --prompt-file or --class", None, "must be given with --ray")
-    choice = with_drafter(choices[0] if choices else parse_choice("sjd"), source, how.drafter)
+    (choice,) = with_drafters(choices or [parse_choice("sjd")], source, how.drafter)
     settings = asked.settings
     del settings["batch_size"]
     n = settings.pop("num_images_per_prompt")
@@ -242,19 +240,6 @@ def check_image_file(path: Path) -> None:
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise InputError("--out", str(path), "must be in a folder that can be written")
-
-
-def samples(pipe: ImageGenerationPipeline, seed: int) -> tuple[list[str] | None, list[int] | None]:
-    """Captions of held-out scenes, or the first classes."""
-    from mmspec.scenes import IMAGE_TOKENS, caption, sample_scene
-
-    classes = getattr(pipe.model.config, "num_classes", 0)
-    if getattr(pipe.model.config, "condition_type", None) == "class":
-        note(f"no class given: using the first of {classes}")
-        return None, list(range(min(SAMPLES, classes)))
-    note("no prompt given: using captions of held-out scenes")
-    scenes = [sample_scene(SAMPLES * seed + index, profile=IMAGE_TOKENS) for index in range(SAMPLES)]
-    return [caption(scene) for scene in scenes], None
 
 
 def save_images(path: Path, titles: Sequence[str], drawn: dict[str, ImageOutput], columns: int) -> None:

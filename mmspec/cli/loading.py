@@ -6,6 +6,7 @@ An accelerator is written as `copy`, or as `draft_model:num_draft_tokens=3`.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -18,7 +19,7 @@ from mmspec.registry import did_you_mean, parse_options
 if TYPE_CHECKING:
     import torch
 
-    from mmspec.cli.options import ModelOptions
+    from mmspec.cli.options import LoadOptions
     from mmspec.pipelines import MMSpecPipeline
     from mmspec.plugins import Method
     from mmspec.targets import AnyTarget
@@ -34,19 +35,22 @@ __all__ = [
     "choose",
     "compared_choices",
     "default_choices",
+    "drafted_choices",
     "fits",
+    "load_accelerated",
     "load_pipeline",
     "own_drafters",
     "parse_choice",
     "parse_choices",
     "read_dtype",
     "reference_model",
-    "with_drafter",
+    "with_drafters",
 ]
 
 Pipeline = TypeVar("Pipeline", bound="MMSpecPipeline")
 
 REFERENCE, REFERENCE_IMAGE = "scenes-llava", "scenes-llamagen"
+IMAGE_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".webp")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -54,7 +58,13 @@ def announce(model: str | None, reference: str = REFERENCE) -> str:
     """Return the named model, or else the reference model, after a note that it will be loaded.
 
     Commands call this first, because importing torch and transformers takes seconds.
+
+    Raises:
+        InputError: the name is a prompt or an image.
     """
+    if model is not None and (" " in model.strip() or Path(model).suffix.lower() in IMAGE_SUFFIXES):
+        rule = "must be a checkpoint folder or hub id, and stands before prompts and images"
+        raise InputError("MODEL", model, rule)
     note(f"loading {model or reference}")
     return model or reference_model(reference)
 
@@ -86,6 +96,20 @@ def own_drafters(model: str) -> dict[str, AcceleratorChoice]:
         for label, one in assets.own_drafters(model).entries.items()
         if one.folder is not None
     }
+
+
+def with_drafters(
+    choices: Sequence[AcceleratorChoice], model: str, drafter: str | None
+) -> list[AcceleratorChoice]:
+    """Add the option `drafter` to the choices whose accelerators need one.
+
+    Raises:
+        InputError: a drafter is named, and none of the accelerators has one.
+    """
+    if drafter is not None and not any(one.method is not None and one.method.needs for one in choices):
+        names = ", ".join(one.label for one in choices)
+        raise InputError("--drafter", drafter, f"cannot be used with {names}, which has no drafter")
+    return [with_drafter(choice, model, drafter) for choice in choices]
 
 
 def with_drafter(choice: AcceleratorChoice, model: str, drafter: str | None) -> AcceleratorChoice:
@@ -121,7 +145,7 @@ def absolute_options(choice: AcceleratorChoice) -> Keywords:
 
 def compared_choices(accelerators: str, model: str, drafter: str | None) -> list[AcceleratorChoice]:
     """Parse accelerators separated by commas and add their drafters; plain decoding is always included."""
-    choices = [with_drafter(choice, model, drafter) for choice in parse_choices(accelerators)]
+    choices = with_drafters(parse_choices(accelerators), model, drafter)
     has_plain = any(choice.label == "none" for choice in choices)
     return choices if has_plain else [parse_choice("none"), *choices]
 
@@ -135,9 +159,13 @@ def default_choices(
     the named drafter or those of the model's folder.
     """
     without = ",".join(target.compared or ("none", "copy", default))
-    drafted = own_drafters(model).values() if drafter is None else [choice_of(drafter, model)]
     fitting = (one for one in parse_choices(without) if one.method is None or fits(one.method, target))
-    return list({one.label: one for one in (*fitting, *drafted)}.values())
+    return list({one.label: one for one in (*fitting, *drafted_choices(model, drafter))}.values())
+
+
+def drafted_choices(model: str, drafter: str | None) -> list[AcceleratorChoice]:
+    """The accelerator of the named drafter, or those of the drafters of the model's folder."""
+    return list(own_drafters(model).values()) if drafter is None else [choice_of(drafter, model)]
 
 
 def fits(method: Method, target: AnyTarget) -> bool:
@@ -165,7 +193,8 @@ def choose(
     from mmspec import assets
 
     if accelerator is not None:
-        return with_drafter(parse_choice(accelerator), model, drafter)
+        (choice,) = with_drafters([parse_choice(accelerator)], model, drafter)
+        return choice
     if drafter is not None:
         return choice_of(drafter, model)
     own, default = own_drafters(model), assets.own_drafters(model).default
@@ -182,7 +211,7 @@ def read_dtype(name: str) -> torch.dtype | None:
     return found
 
 
-def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeline:
+def load_pipeline(kind: type[Pipeline], model: str, how: LoadOptions) -> Pipeline:
     """Load a checkpoint with plain decoding; the caller sets accelerators afterwards."""
     dtype = read_dtype(how.dtype)
     import torch
@@ -206,6 +235,15 @@ def load_pipeline(kind: type[Pipeline], model: str, how: ModelOptions) -> Pipeli
     if isinstance(pipe, ImageGenerationPipeline):
         pipe.set_progress_bar_config(disable=True)  # commands show their own
     return cast(Pipeline, pipe)
+
+
+def load_accelerated(kind: type[Pipeline], model: str, accelerator: str | None, how: LoadOptions) -> Pipeline:
+    """Load a checkpoint with the named accelerator, or the default of its folder or its kind."""
+    choose(accelerator, model, how.drafter)  # raises for a missing drafter, before the model is loaded
+    pipe = load_pipeline(kind, model, how)
+    choice = choose(accelerator, model, how.drafter, pipe.default_accelerator)
+    pipe.set_accelerator(choice.name, **choice.options)
+    return pipe
 
 
 def _is_reference(model: str) -> bool:
@@ -260,5 +298,5 @@ def parse_choices(text: str) -> list[AcceleratorChoice]:
     """Parse a list separated by commas; repeated entries count once."""
     written = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not written:
-        raise InputError("accelerators", text, "must be names separated by commas, such as none,copy")
+        raise InputError("--accelerator", text, "must be names separated by commas, such as none,copy")
     return [parse_choice(part) for part in written]

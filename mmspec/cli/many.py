@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mmspec.cli.options import ModelOptions
     from mmspec.many.work import Item
 
-__all__ = ["PromptFile", "RayOptions", "decode_many", "items_of"]
+__all__ = ["PromptFile", "RayOptions", "decode_many", "located"]
 
 PromptFile = Annotated[
     str | None,
@@ -46,22 +46,6 @@ class RayOptions:
             min=1, help="Number of workers with --ray.", show_default="one per GPU, or per two cores"
         ),
     ] = None
-
-
-def items_of(prompt_file: str | None, images: Sequence[str] = (), prompt: str | None = None) -> list[Item]:
-    """The items of a prompt file, or of images with one prompt."""
-    from mmspec.evaluation.prompt_files import read_prompt_file
-    from mmspec.many.work import Item
-
-    if prompt_file is not None:
-        examples = read_prompt_file(prompt_file)
-        return [
-            Item(index, one.turns[0], tuple(map(located, one.images)), later=one.turns[1:])
-            for index, one in enumerate(examples)
-        ]
-    if not images:
-        raise InputError("images or --prompt-file", None, "must be given with --ray")
-    return [Item(index, prompt, (located(image),)) for index, image in enumerate(images)]
 
 
 def located(image: object) -> str:

@@ -21,11 +21,12 @@ __all__ = [
     "HeadSteps",
     "Host",
     "LastStepNoise",
+    "LoadOptions",
     "Model",
-    "ModelOption",
     "ModelOptions",
     "Plot",
     "Port",
+    "Seed",
     "Table",
     "Temperature",
     "TopK",
@@ -37,10 +38,9 @@ __all__ = [
 
 Model = Annotated[
     str | None,
-    typer.Argument(help="Checkpoint folder or hub id; by default the reference model in assets/."),
-]
-ModelOption = Annotated[
-    str | None, typer.Option("--model", help="Checkpoint folder or hub id; by default the reference model.")
+    typer.Argument(
+        metavar="MODEL", help="Checkpoint folder or hub id; by default the reference model in assets/."
+    ),
 ]
 Accelerator = Annotated[
     str | None,
@@ -60,22 +60,23 @@ def setting(name: str, *flags: str, **how: Any) -> Any:
 
 OF_MODEL = "that of the model"
 Temperature = Annotated[float, setting("temperature", min=0.0)]
-GuidanceScale = Annotated[float | None, setting("guidance_scale", "--guidance", show_default=OF_MODEL)]
+GuidanceScale = Annotated[float | None, setting("guidance_scale", show_default=OF_MODEL)]
 TopK = Annotated[int | None, setting("top_k", show_default=OF_MODEL)]
 TopP = Annotated[float | None, setting("top_p", show_default=OF_MODEL)]
-HeadSteps = Annotated[int | None, setting("num_inference_steps", "--steps", min=2, show_default=OF_MODEL)]
+HeadSteps = Annotated[int | None, setting("num_inference_steps", min=2, show_default=OF_MODEL)]
 LastStepNoise = Annotated[bool, setting("last_step_noise", "--last-step-noise")]
 Table = Annotated[Path | None, typer.Option(help="JSON file to write in addition.")]
 Plot = Annotated[Path | None, typer.Option(help="Plot of the results to write (needs matplotlib).")]
 Wide = Annotated[bool, typer.Option("--wide", help="Print all columns of the tables.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 means all.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 selects a free one.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions:
-    """Options of every command that decodes with a model."""
+class LoadOptions:
+    """Options of every command that loads a model."""
 
     drafter: Annotated[
         str | None,
@@ -84,7 +85,6 @@ class ModelOptions:
             "that of drafters.json in the model's folder."
         ),
     ] = None
-    seed: Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")] = 0
     dtype: Annotated[str, typer.Option(help="auto (as in the checkpoint), float32, bfloat16 or float16.")] = (
         "auto"
     )
@@ -108,6 +108,13 @@ class ModelOptions:
             help="On a CPU, pack linear layers into up to half of the free memory, which is faster."
         ),
     ] = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(LoadOptions):
+    """Options of every command that decodes with a model and prints a result."""
+
+    seed: Seed = 0
     as_json: AsJson = False
 
 

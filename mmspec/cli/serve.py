@@ -18,9 +18,8 @@ from mmspec.cli.loading import (
     announce,
     choose,
     load_pipeline,
-    parse_choice,
 )
-from mmspec.cli.options import Host, ModelOptions, Port, unpack_options
+from mmspec.cli.options import AsJson, Host, LoadOptions, Port, unpack_options
 from mmspec.errors import InputError, MissingDependencyError
 
 if TYPE_CHECKING:
@@ -89,8 +88,9 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    as_json: AsJson = False,
     *,
-    how: ModelOptions,
+    how: LoadOptions,
 ) -> None:
     """Serve models over HTTP, with OpenAI's routes for chat completions and image generations.
 
@@ -121,11 +121,15 @@ def serve(
     names = [name_of(source) for source in sources]
     if len(set(names)) < len(names):
         raise InputError("MODEL", names, "must have different folder names, by which clients select a model")
+    if how.drafter is not None and len(sources) > 1:
+        raise InputError("--drafter", how.drafter, "needs one MODEL, because a drafter fits one model")
+    for source in sources:
+        choose(accelerator, source, how.drafter)  # raises for an unknown name or a missing drafter
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
         engines = [load_engine(source, accelerator, rows, limits, metrics, how) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins)
-        run_server(application, listener, names, as_json=how.as_json)
+        run_server(application, listener, names, as_json=as_json)
 
 
 def check_installed(command: str, extra: str, *packages: str) -> None:
@@ -151,17 +155,15 @@ def name_of(source: str) -> str:
 
 
 def load_engine(
-    source: str, accelerator: str | None, rows: int, limits: ServerLimits, metrics: Metrics, how: ModelOptions
+    source: str, accelerator: str | None, rows: int, limits: ServerLimits, metrics: Metrics, how: LoadOptions
 ) -> Engine:
     """Load a model with its accelerator, and return its engine."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
 
-    if accelerator is not None:
-        parse_choice(accelerator)  # raises for an unknown name, before the model is loaded
     pipe = load_pipeline(MMSpecPipeline, source, how)
-    if accelerator is None and isinstance(pipe, ImageGenerationPipeline):
+    if accelerator is None and how.drafter is None and isinstance(pipe, ImageGenerationPipeline):
         accelerator = pipe.default_accelerator
         if accelerator == "sjd":
             # with this coupling no token depends on the window, whose size follows the number of rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -137,6 +138,13 @@ class Subject:
         text: str = self.pipe.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
 
+    def conditions(self, source: str, batch_size: int, seed: int) -> Json:
+        """What the figures of a run depend on, for records."""
+        from mmspec.evaluation.machine import environment
+
+        about = {"model": source, "batch_size": batch_size, "seed": seed}
+        return about | self.described | environment(self.pipe.device, self.pipe.dtype)
+
     def contender(self, choice: AcceleratorChoice) -> Contender:
         """Set up an accelerator on the pipeline."""
         from mmspec.evaluation.contenders import contender
@@ -165,12 +173,10 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: Keyw
         found = [one for each in tasks or (task,) for one in scene_examples(each, count, seed)]
         return [replace(one, images=()) for one in found] if is_text else load_images(found)
 
-    def others(count: int) -> list[Example]:
-        return of_scenes(count, how.seed + asked.samples)
-
     described = {"task": asked.title or task, **settings}
     if examples:
         return Subject(pipe, False, load_images(examples), settings, described)
+    others = partial(of_scenes, seed=how.seed + asked.samples)
     return Subject(pipe, False, of_scenes(asked.samples, how.seed), settings, described, others)
 
 
@@ -194,8 +200,5 @@ def image_subject(
             example.only_turn()  # raises for conversations, before any image is generated
         return Subject(pipe, True, examples, asked.settings, described)
     found = image_examples(pipe, asked.samples, seed)
-
-    def others(count: int) -> list[Example]:
-        return image_examples(pipe, count, seed + asked.samples)
-
+    others = partial(image_examples, pipe, seed=seed + asked.samples)
     return Subject(pipe, True, found, asked.settings, described, others)

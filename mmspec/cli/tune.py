@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mmspec.cli.console import Interruptible, note, print_result, progress
-from mmspec.cli.loading import AcceleratorChoice, absolute_options, own_drafters, parse_choice, with_drafter
+from mmspec.cli.loading import (
+    AcceleratorChoice,
+    absolute_options,
+    default_choices,
+    drafted_choices,
+    parse_choice,
+    with_drafter,
+)
 from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
 from mmspec.errors import InputError
@@ -20,6 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from mmspec.accelerators.tuned import Tuned
+    from mmspec.evaluation.examples import Example
     from mmspec.evaluation.speed.tuning import Trial
     from mmspec.targets import AnyTarget
 
@@ -46,7 +55,7 @@ def tune(
     All candidates run on a few prompts, and the faster ones on more. Afterwards
     accelerator="auto" uses the winner. Plain decoding wins unless another
     candidate is significantly faster. With --drafter, the faster result of an earlier
-    run with another drafter is kept if task and settings are the same.
+    run with another drafter is kept if prompts and settings are the same.
 
     Example:
         mmspec tune assets/scenes-llava
@@ -55,7 +64,6 @@ def tune(
     """
     source = asked.announce()
     from mmspec.accelerators.tuned import Tuned, save_tuned, tuned_file
-    from mmspec.evaluation.machine import environment
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import STAGES, allowed_by, fastest, search
 
@@ -84,8 +92,8 @@ def tune(
         block.finish()
     best = fastest(trials)
     choice, record = choices[best.label], best.record
-    described = {"model": source, "batch_size": asked.batch_size, "seed": how.seed, **subject.described}
-    described |= environment(subject.pipe.device, subject.pipe.dtype)
+    described = subject.conditions(source, asked.batch_size, how.seed)
+    described["prompts"] = digest_of(subject.examples)
     found = Tuned(
         choice.name,
         absolute_options(choice),
@@ -123,14 +131,25 @@ def stored(model: Any, found: Tuned) -> Tuned | None:
 
 
 def is_kept(earlier: Tuned, found: Tuned, measured: Sequence[tuple[str, Keywords]], subject: Subject) -> bool:
-    """Whether an earlier result is faster under the same settings, and was not measured again."""
+    """Whether an earlier result is faster under the same conditions, and was not measured again."""
+    conditions = subject.described.keys() - {"task"} | {"prompts"}  # two files of prompts may have one name
     drafter = Path(str(earlier.options.get("drafter", "")))
     return (
         earlier.speedup > found.speedup
-        and all(earlier.found_on.get(name) == found.found_on[name] for name in subject.described)
+        and all(earlier.found_on.get(name) == found.found_on[name] for name in conditions)
         and (earlier.accelerator, earlier.options) not in measured
         and (drafter.is_dir() or not drafter.is_absolute())
     )
+
+
+def digest_of(examples: Sequence[Example]) -> str:
+    """Hash of what is decoded: the turns, images and classes of all examples."""
+    digest = hashlib.sha256()
+    for one in examples:
+        digest.update(repr((one.turns, one.label, len(one.images))).encode())
+        for image in one.images:
+            digest.update(f"{image.mode} {image.size}".encode() + image.tobytes())
+    return digest.hexdigest()[:32]
 
 
 def written(found: Tuned) -> str:
@@ -141,7 +160,6 @@ def written(found: Tuned) -> str:
 
 def candidates(subject: Subject, source: str, drafter: str | None, tv: float) -> list[AcceleratorChoice]:
     """The candidates for a model: accelerators without a drafter, and the drafters of its folder."""
-    from mmspec.cli.loading import default_choices
     from mmspec.evaluation.speed.tuning import variants
 
     target = subject.pipe.target
@@ -152,7 +170,7 @@ def candidates(subject: Subject, source: str, drafter: str | None, tv: float) ->
         named = [("none", {})]
         if not target.vector_size:  # continuous tokens need a draft model
             named += [(name, {}) for name in windows(target, tv)]
-        named += [(one.name, one.options) for one in own_drafters(source).values()]
+        named += [(one.name, one.options) for one in drafted_choices(source, drafter)]
     found = []
     for name, options in named:
         for label in variants(name, target, tv):

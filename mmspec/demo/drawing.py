@@ -114,11 +114,6 @@ class Drawing:
     _last: Image.Image | None = None
 
     @property
-    def title(self) -> str:
-        """Display name of the accelerator."""
-        return title(self.method)
-
-    @property
     def share(self) -> float:
         """Share of the image that is committed."""
         return min(self.call.committed / self.call.layout.length, 1.0)
@@ -267,7 +262,7 @@ def card(drawing: Drawing, plain: Drawing | None, most: int) -> str:
         share, times = drawing.forwards / plain.forwards, plain.seconds / max(drawing.seconds, 1e-9)
         won, speed = (" mm-won", "the speed") if times >= 1 else (" mm-slow", "the speed: slower")
         compared = f'<span class="mm-tag{won}">{share:.0%} of the forward passes, {times:.2g}x {speed}</span>'
-    alt = escape(f"drawn by {drawing.title}")
+    alt = escape(f"drawn by {title(drawing.method)}")
     url = data_url(drawing.picture(), "WEBP", quality=92)  # compact, since it is sent many times
     picture = f'<img class="mm-picture" alt="{alt}" src="{url}">'
     return report(
@@ -278,9 +273,10 @@ def card(drawing: Drawing, plain: Drawing | None, most: int) -> str:
 def report(drawing: Drawing, compared: str = "", picture: str = "") -> str:
     """The figures of a drawing as HTML, below a tag and an image."""
     marks = tags([drawing.promise, *(["stopped"] if drawing.state == "stopped" else [])]) + compared
+    name = escape(title(drawing.method))
     bar = f'<div class="mm-bar"><i style="width: {drawing.share:.0%}"></i></div>'
     shown = picture + (bar if drawing.state != "done" or not picture else "") + figures(drawing.figures())
     return (
-        f'<section class="mm-card" data-method="{escape(drawing.title)}" data-state="{drawing.state}">'
-        f"<header><b>{escape(drawing.title)}</b>{marks}</header>{shown}</section>"
+        f'<section class="mm-card" data-method="{name}" data-state="{drawing.state}">'
+        f"<header><b>{name}</b>{marks}</header>{shown}</section>"
     )

@@ -131,7 +131,7 @@ class ImageGeneration:
                     subject = self._subject()
                     names = self.methods.names
                     method = gr.Dropdown(names, value=self.method, label="Method", elem_id="method")
-                    window, delta = self._options()
+                    window, delta = self._option("window", 64, 1), self._option("delta", 0.5, 0.01)
                     usual = self.pipe.sampling({})
                     guidance = gr.Slider(
                         1, 15, usual["guidance_scale"], step=0.1, label="Guidance (CFG)", info="1 is off"
@@ -176,17 +176,11 @@ class ImageGeneration:
             blocks.unload(self.stops.leave)
         return cast(gr.Blocks, blocks)
 
-    def _options(self) -> tuple[gr.Slider, gr.Slider]:
-        """Build the sliders of methods' options; an option that no method has is hidden."""
-        having = {key: self.methods.taking(key) for key in OPTIONS}
-        says = {
-            key: f"{what}, for {', '.join(having[key])}; 0: the method's default"
-            for key, what in OPTIONS.items()
-        }
-        shown = {key: bool(names) for key, names in having.items()}
-        window = gr.Slider(0, 64, 0, step=1, label="Window", info=says["window"], visible=shown["window"])
-        delta = gr.Slider(0, 0.5, 0, step=0.01, label="Delta", info=says["delta"], visible=shown["delta"])
-        return window, delta
+    def _option(self, name: str, largest: float, step: float) -> gr.Slider:
+        """Build the slider of an option of methods; an option that no method has is hidden."""
+        having = self.methods.taking(name)
+        info = f"{OPTIONS[name]}, for {', '.join(having)}; 0: the method's default"
+        return gr.Slider(0, largest, 0, step=step, label=name.title(), info=info, visible=bool(having))
 
     def _subject(self) -> gr.components.Component:
         """Build the field for the prompt or the class."""

@@ -22,7 +22,7 @@ def bench(run_json):
 
 
 def test_records_have_all_fields(run_json, tiny_folder, tmp_path):
-    asked = ("--accelerators", "copy,draft_model:num_draft_tokens=3", "--drafter", tiny_folder)
+    asked = ("--accelerator", "copy,draft_model:num_draft_tokens=3", "--drafter", tiny_folder)
     table = run_json("bench", tiny_folder, *asked, *FAST, "--out", tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text()) == table
     assert set(table["settings"]) >= SETTINGS
@@ -44,7 +44,7 @@ def test_records_have_all_fields(run_json, tiny_folder, tmp_path):
 def test_peers_run_beside_our_accelerators(run, run_json, tiny_folder, with_drafters):
     model = with_drafters({"draft_model": ("draft_model", tiny_folder)})
     asked = ["--prompt", "what is there ?", "--prompt", "how many ?", *FAST[2:]]
-    table = run_json("bench", model, "--accelerators", "copy", "--peers", *asked)
+    table = run_json("bench", model, "--accelerator", "copy", "--peers", *asked)
     records = table["records"]
     assert list(table["settings"]["peers_missing"]) == ["generate MTP"]
     names = ["none", "copy", "generate", "generate look-up", "generate assisted"]
@@ -52,7 +52,7 @@ def test_peers_run_beside_our_accelerators(run, run_json, tiny_folder, with_draf
     for record in records:
         assert record["identical"] == 1.0
         assert set(record["over_generate"]) == {"median", "low", "high"}
-    shown = run("bench", tiny_folder, "--accelerators", "copy", "--peers", *asked).stdout
+    shown = run("bench", tiny_folder, "--accelerator", "copy", "--peers", *asked).stdout
     assert "generate assisted did not run: the model's folder names no draft model" in shown
     for word in ("none", "copy", "exact", "100%", "speed-up", "memory", "parts of the time", "verify"):
         assert word in shown, "slower rows stay in the table"
@@ -61,7 +61,7 @@ def test_peers_run_beside_our_accelerators(run, run_json, tiny_folder, with_draf
 def test_tasks_with_a_search_and_a_plot(run_json, tiny_folder, heads, tmp_path):
     pytest.importorskip("matplotlib")
     plot, named = tmp_path / "tasks.png", "flash:block=1|2,copy"
-    asked = ("--task", "two_images, caption", "--accelerators", named, "--drafter", heads["flash"])
+    asked = ("--task", "two_images, caption", "--accelerator", named, "--drafter", heads["flash"])
     quick = ("--samples", 1, "--repeats", 1, "--max-new-tokens", 6)
     table = run_json(
         "bench", tiny_folder, *asked, *quick, "--search", 1, "--best", "forwards", "--plot", plot
@@ -81,7 +81,7 @@ def test_the_best_setting_for_prompts_of_a_file_is_found_on_those_of_another(
     asked, searched = tmp_path / "asked.txt", tmp_path / "searched.txt"
     asked.write_text("right circle right circle\n")
     searched.write_text("four there up\nsmall 0 small 0\n")
-    own = ("bench", tiny_folder, "--prompt-file", asked, "--accelerators", "copy:num_draft_tokens=2|4")
+    own = ("bench", tiny_folder, "--prompt-file", asked, "--accelerator", "copy:num_draft_tokens=2|4")
     quick = ("--samples", 1, "--repeats", 1, "--max-new-tokens", 6, "--best", "forwards", "--search", 2)
     assert "without --search-file" in fails(*own, *quick)
     table = run_json(*own, *quick, "--search-file", searched)

@@ -5,12 +5,12 @@ import json
 import pytest
 
 
-@pytest.mark.parametrize("accelerator", ["copy", "draft_model:num_draft_tokens=3"])
+@pytest.mark.parametrize("accelerator", ["copy", "draft_model:num_draft_tokens=3:drafter={tiny}"])
 def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, images, accelerator):
+    accelerator = accelerator.format(tiny=tiny_folder)
     records = run_json(
-        "caption", *images, "--model", tiny_folder, "--accelerator", accelerator, "--drafter", tiny_folder,
-        "--compare", "--max-new-tokens", 16,
-    )  # fmt: skip
+        "caption", tiny_folder, *images, "--accelerator", accelerator, "--compare", "--max-new-tokens", 16
+    )
     assert [record["image"] for record in records] == images
     for record in records:
         assert record["identical"] is True
@@ -21,7 +21,7 @@ def test_captions_are_those_of_plain_decoding(run_json, tiny_folder, images, acc
 
 
 def test_text_goes_to_stdout_with_the_name_of_its_image_and_figures_to_stderr(run, tiny_folder, images):
-    common = ["caption", *images, "--model", tiny_folder, "--max-new-tokens", 12]
+    common = ["caption", tiny_folder, *images, "--max-new-tokens", 12]
     result = run(*common)
     assert [line.split(": ")[0] for line in result.stdout.splitlines()] == images
     assert "forward passes" not in result.stdout and "forward passes" in result.stderr
@@ -41,7 +41,7 @@ def test_later_turns_are_decoded_behind_the_answers_to_earlier_ones(run, run_jso
     from mmspec import MMSpecPipeline
     from mmspec.evaluation.prompt_files import read_prompt_file
 
-    asked = ["caption", "--prompt-file", two_turns, "--model", tiny_folder, "--max-new-tokens", 6]
+    asked = ["caption", tiny_folder, "--prompt-file", two_turns, "--max-new-tokens", 6]
     records = run_json(*asked, "--compare")
     pipe = MMSpecPipeline.from_pretrained(tiny_folder)
     wanted = []
@@ -71,7 +71,7 @@ def test_turns_that_are_not_decoded_are_refused_or_counted(
     asked = ("--prompt-file", two_turns, "--samples", 2)
     report = run_json("check", tiny_folder, *asked, "--max-new-tokens", 4)
     assert any("1 later turns of conversations" in note for note in report["notes"])
-    for command in (["generate", "--model"], ["bench"], ["evaluate", "images"]):
+    for command in (["generate"], ["bench"], ["evaluate", "images"]):
         said = fails(*command, llamagens["caption"], "--prompt-file", two_turns)
         assert "got '2 turns'" in said
 
@@ -81,7 +81,7 @@ def test_by_default_the_drafter_is_the_one_that_the_models_folder_names(
 ):
     named = {name: (name, folder) for name, folder in heads.items()}
     model = with_drafters(named, default="eagle")
-    asked = ["caption", images[0], "--model", model, "--max-new-tokens", 4, "--compare"]
+    asked = ["caption", model, images[0], "--max-new-tokens", 4, "--compare"]
     (record,) = run_json(*asked)
     assert (record["accelerator"], record["identical"]) == ("eagle", True)
     table = json.loads((model / "drafters.json").read_text())
@@ -95,6 +95,6 @@ def test_a_difference_is_exit_code_1(run, tiny_folder, images, monkeypatch):
     from tests.evaluation.planted import accept_everything
 
     monkeypatch.setattr(SampleAndMatch, "verify", accept_everything)
-    result = run("caption", *images, "--model", tiny_folder, "--compare", "--max-new-tokens", 32)
+    result = run("caption", tiny_folder, *images, "--compare", "--max-new-tokens", 32)
     assert result.exit_code == 1
     assert "NOT the tokens of plain decoding" in result.stderr

@@ -40,7 +40,3 @@ def test_a_text_model_needs_no_image(tmp_path):
     tokenizer.save_pretrained(tmp_path)
     (answer,) = chat(tmp_path, "what is there ?")
     assert answer
-
-
-def test_json_is_refused(fails):
-    assert "--json" in fails("chat", "x", "hello", "--json")

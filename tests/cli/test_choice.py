@@ -66,3 +66,17 @@ def test_a_bench_compares_the_drafters_of_the_model_by_default(name, labels) -> 
     if name == "scenes-llamagen":
         own = default_groups(None, subject, source, "assets/scenes-llamagen-eagle")
         assert [choice.name for (choice,) in own][-1] == "eagle" and len(own) == 6
+
+
+def test_options_of_a_rule_are_set_by_name() -> None:
+    """The rule of `cspd` takes its options by keyword alone."""
+    from mmspec import MMSpecPipeline
+    from tests.tiny_models.continuous import folder_of
+
+    choice = parse_choice("cspd:temperature=42:variance_factor=released:max_tries=100:num_draft_tokens=3")
+    pipe = MMSpecPipeline.from_pretrained(folder_of("mar"), accelerator="none")
+    pipe.set_accelerator(choice.name, drafter=folder_of("mar-draft"), **choice.options)
+    rule = pipe.accelerator.rule
+    assert (rule.temperature, rule.variance_factor, rule.max_tries) == (42, "released", 100)
+    assert pipe.accelerator.drafter.num_draft_tokens == 3
+    assert pipe.accelerator.exactness == "approximate"

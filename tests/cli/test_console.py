@@ -6,9 +6,9 @@ import sys
 from mmspec.cli import console
 
 COMMANDS = [
-    *("caption a.png --model x", "chat x hello", "generate red --model x", "check x", "bench x", "tune x"),
-    *("evaluate text x", "evaluate images x", "serve x --port 0", "demo caption --model x"),
-    *("demo generate --model x", "train drafter --target x", "export x out --to transformers"),
+    *("caption x a.png", "chat x hello", "generate x red", "check x", "bench x", "tune x"),
+    *("evaluate text x", "evaluate images x", "serve x --port 0", "demo caption x"),
+    *("demo generate x", "train drafter --target x", "export x --out out --to transformers"),
 ]
 #: Runs each command without torch and transformers, and prints the first line of its stderr.
 PROGRAM = """

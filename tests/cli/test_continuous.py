@@ -13,12 +13,12 @@ from PIL import Image
 from tests.tiny_models.continuous import folder_of
 
 Run = Callable[..., Any]
-STEPS = ("--steps", "3", "--guidance", "2")
+STEPS = ("--num-inference-steps", "3", "--guidance-scale", "2")
 
 
 def test_generate_draws_with_both_kinds_of_model(run: Run, run_json: Run, tmp_path: Path) -> None:
     out = tmp_path / "image.png"
-    drawn = ("generate", "a red ring", "--model", folder_of("nextstep"), *STEPS, "--out", out)
+    drawn = ("generate", folder_of("nextstep"), "a red ring", *STEPS, "--out", out)
     (record,) = run_json(*drawn)
     assert record["accelerator"] == "none" and record["nfe_mean"] == 16
     assert Image.open(out).size == (8, 8)
@@ -26,8 +26,8 @@ def test_generate_draws_with_both_kinds_of_model(run: Run, run_json: Run, tmp_pa
     assert record["exactness"] == "approximate" and record["nfe_mean"] < 8
     assert 0 < record["drift_mean"] <= record["drift_max"] <= 9
     compared = "none,masked:iterations=4:order=checkerboard:last_steps=2"
-    asked = ("--class", 0, "--class", 3, "--compare", compared)
-    plain, fast = run_json("generate", "--model", folder_of("mar"), *asked, *STEPS, "--out", out)
+    asked = ("--class", 0, "--class", 3, "--accelerator", compared)
+    plain, fast = run_json("generate", folder_of("mar"), *asked, *STEPS, "--out", out)
     assert (plain["exactness"], plain["nfe_max"]) == ("exact", 16)
     assert (fast["exactness"], fast["nfe_max"]) == ("approximate", 4)
     assert (plain["identical"], fast["identical"]) == (2, 0)
@@ -60,7 +60,7 @@ def test_check_knows_what_is_promised(
     ("kind", "method"), [("nextstep", "shared_noise:tolerance=9"), ("mar", "masked:iterations=4")]
 )
 def test_bench_reads_images_beside_plain_decoding(run: Run, run_json: Run, kind: str, method: str) -> None:
-    asked = ("bench", folder_of(kind), "--repeats", 1, *STEPS, "--accelerators", method)
+    asked = ("bench", folder_of(kind), "--repeats", 1, *STEPS, "--accelerator", method)
     table = run_json(*asked, "--samples", 3, "--quality")
     plain, fast = table["records"]
     assert (plain["accelerator"], plain["nfe_mean"], plain["promise"]) == ("none", 16, "exact")

@@ -56,7 +56,7 @@ def test_a_folder_with_prompts_against_scenes_reads_the_cache_the_second_time(
     assert "written to" in first.stderr and "read from" in second.stderr
     assert first.stdout == second.stdout and "attributes" in first.stdout and "fid" not in first.stdout
     (statistics,) = (tmp_path / "cache").iterdir()
-    asked = ("evaluate", "images", *asked, "--n", COUNT)
+    asked = ("evaluate", "images", *asked, "--samples", COUNT)
     assert run_json(*asked)["rows"] == run_json(*asked, "--against", statistics)["rows"]
 
 
@@ -64,8 +64,8 @@ def test_accelerators_draw_and_plain_decoding_with_other_seeds_is_what_they_are_
     run_json, llamagens, tmp_path
 ):
     out = tmp_path / "drawn"
-    asked = ("--n", COUNT, "--metrics", "kid,attributes", "--out", out, "--against", "none")
-    asked += ("--accelerators", "none,sjd:coupling=exact")
+    asked = ("--samples", COUNT, "--metrics", "kid,attributes", "--out", out, "--against", "none")
+    asked += ("--accelerator", "none,sjd:coupling=exact")
     report = run_json("evaluate", "images", llamagens["caption"], *asked)
     plain, exact = report["rows"]
     assert report["settings"]["against"] == "none, other seeds"

@@ -25,7 +25,7 @@ def test_a_head_is_written_and_drafts_as_before(run, tmp_path, eagle3_head, layo
     from transformers import AutoConfig
 
     out = tmp_path / "out"
-    result = run("export", eagle3_head, out, "--to", layout, "--target", LLAVA, "--json")
+    result = run("export", eagle3_head, "--out", out, "--to", layout, "--target", LLAVA, "--json")
     assert result.exit_code == 0, result.output
     assert json.loads(result.stdout)["taps"] == [3, 4, 5]
     again = read_eagle3(out, AutoConfig.from_pretrained(LLAVA))
@@ -49,7 +49,10 @@ def in_hub_cache(cache, name):
 def test_a_head_with_a_hub_id_needs_no_accelerator(run, tmp_path, monkeypatch, eagle3_head, layout):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     folder = in_hub_cache(tmp_path, "acme/head")
-    assert run("export", eagle3_head, tmp_path / "out", "--to", layout, "--target", LLAVA).exit_code == 0
+    assert (
+        run("export", eagle3_head, "--out", tmp_path / "out", "--to", layout, "--target", LLAVA).exit_code
+        == 0
+    )
     shutil.copytree(tmp_path / "out", folder, dirs_exist_ok=True)
     result = run("caption", "--drafter", "acme/head", "--max-new-tokens", 6, "--json")
     assert result.exit_code == 0, result.output
@@ -76,7 +79,7 @@ def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
     target.model.save_pretrained(tmp_path / "model")
     head.save_pretrained(tmp_path / "head")
     where = ("--to", "checkpoint", "--target", tmp_path / "model")
-    assert run("export", tmp_path / "head", tmp_path / "both", *where).exit_code == 0
+    assert run("export", tmp_path / "head", "--out", tmp_path / "both", *where).exit_code == 0
     read = read_mtp(tmp_path / "both", target.config)
     assert read is not None
     assert all(torch.equal(read.state_dict()[name], own) for name, own in head.state_dict().items())
@@ -84,8 +87,8 @@ def test_a_trained_head_goes_into_a_copy_of_its_target(tmp_path, run) -> None:
     assert model.config.mtp_num_hidden_layers == 1
     assert generate(model, [3, 1, 4, 1, 5], 8) == generate(target.model, [3, 1, 4, 1, 5], 8)
     with pytest.raises(CheckpointError, match="must not have an MTP layer already"):
-        run("export", tmp_path / "head", tmp_path / "again", *where[:3], tmp_path / "both")
+        run("export", tmp_path / "head", "--out", tmp_path / "again", *where[:3], tmp_path / "both")
     assert not (tmp_path / "again").exists()
     tiny_llama().save_pretrained(tmp_path / "llama")
     with pytest.raises(InputError, match="whose num_hidden_layers is 4"):
-        run("export", tmp_path / "head", tmp_path / "c", *where[:3], tmp_path / "llama")
+        run("export", tmp_path / "head", "--out", tmp_path / "c", *where[:3], tmp_path / "llama")

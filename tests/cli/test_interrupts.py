@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 DECODE = "mmspec.evaluation.contenders.decode_conversations"
-LLAVA = "{tiny} --accelerator copy --max-new-tokens 4"
+LLAVA = " --accelerator copy --max-new-tokens 4"
 #: Command; the function that interrupts it, after a number of calls; rows of the result, and their content.
 INTERRUPTED: list[tuple[str, str, int, str, str, list[Any]]] = [
-    ("caption 0.png 1.png --model " + LLAVA, "mmspec.cli.caption._decode", 1, "", "new_tokens", [4]),
-    ("check --samples 1 " + LLAVA, "mmspec.evaluation.identity.checks.IdentityCheck.sampled", 0,
+    ("caption {tiny} 0.png 1.png" + LLAVA, "mmspec.cli.caption._decode", 1, "", "new_tokens", [4]),
+    ("check {tiny} --samples 1" + LLAVA, "mmspec.evaluation.identity.checks.IdentityCheck.sampled", 0,
      "comparisons", "mode", ["greedy"]),
-    ("bench {tiny} --accelerators copy --samples 2 --max-new-tokens 4 --repeats 1", DECODE, 5, "records",
+    ("bench {tiny} --accelerator copy --samples 2 --max-new-tokens 4 --repeats 1", DECODE, 5, "records",
      "samples", [1, 1]),
-    ("evaluate text --samples 3 " + LLAVA, DECODE, 6, "rows", "accelerator", ["none"]),
-    ("generate --class 1 --model {class} --out {tmp}/a.png --compare none,sjd:window=8",
+    ("evaluate text {tiny} --samples 3" + LLAVA, DECODE, 6, "rows", "accelerator", ["none"]),
+    ("generate {class} --class 1 --out {tmp}/a.png --accelerator none,sjd:window=8",
      "mmspec.pipelines.ImagePipeline.__call__", 1, "", "accelerator", ["none"]),
-    ("evaluate images {class} --accelerators none,sjd --n 3 --metrics entropy",
+    ("evaluate images {class} --accelerator none,sjd --samples 3 --metrics entropy",
      "mmspec.evaluation.quality.image_folder.draw_images", 1, "rows", "images", ["none"]),
 ]  # fmt: skip
 

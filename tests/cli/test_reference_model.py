@@ -41,7 +41,7 @@ def test_copies_of_the_models_have_their_drafters(run_json, tmp_path):
     assert found == {label: (label, f"assets/scenes-llava-{name}") for label, name in named.items()}
     flash = copied("scenes-llava-flash", tmp_path)
     assert own_drafters(str(model))["flash"].options == {"drafter": str(flash)}, "one of its own comes first"
-    (record,) = run_json("caption", "--model", model, "--compare", "--max-new-tokens", 16)
+    (record,) = run_json("caption", model, "--compare", "--max-new-tokens", 16)
     assert (record["accelerator"], record["identical"]) == ("flash", True)
     own = own_drafters(str(copied("scenes-llamagen", tmp_path)))
     found = {label: (one.name, one.options) for label, one in own.items()}

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from PIL import Image
 
 from mmspec.accelerators.tuned import Tuned, find_tuned, fingerprint, save_tuned
-from mmspec.cli.tune import is_kept
+from mmspec.cli.tune import digest_of, is_kept
 from mmspec.errors import InputError
-from mmspec.evaluation.examples import Example
+from mmspec.evaluation.contenders import load_images
+from mmspec.evaluation.examples import Example, scene_examples
 from mmspec.evaluation.speed.timing import Decoded, batches_of
 from mmspec.evaluation.speed.tuning import fastest, search
 from mmspec.pipelines import MMSpecPipeline
@@ -63,9 +65,7 @@ def test_a_text_model_is_tuned_and_auto_takes_the_winner(run_json, run, tiny_fol
     assert str(path) == report["saved"]
     pipe = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="auto")
     assert pipe.accelerator.name == report["accelerator"]
-    assert (
-        run("caption", "--model", tiny_folder, "--accelerator", "auto", "--max-new-tokens", 4).exit_code == 0
-    )
+    assert run("caption", tiny_folder, "--accelerator", "auto", "--max-new-tokens", 4).exit_code == 0
 
 
 def test_options_and_drafters_of_a_winner_are_used(tiny_folder):
@@ -84,7 +84,8 @@ def test_a_named_drafter_does_not_replace_a_faster_one(run, tiny_folder, heads):
         return "".join(result.output.split())  # without line breaks
 
     model = MMSpecPipeline.from_pretrained(tiny_folder, accelerator="none").model
-    settings = {"task": "mixed", "max_new_tokens": 8, "temperature": 0.0}
+    prompts = digest_of(load_images(scene_examples("mixed", 3)))
+    settings = {"task": "mixed", "max_new_tokens": 8, "temperature": 0.0, "prompts": prompts}
     other = Tuned("flash", {"drafter": str(heads["flash"])}, 1, 0.0, 99.0, found_on=settings)
     path = save_tuned(model, other)
     assert f'notstored:accelerator="auto"keepsflash:drafter={heads["flash"]}(99.00x)in{path}' in tune()
@@ -95,15 +96,26 @@ def test_a_named_drafter_does_not_replace_a_faster_one(run, tiny_folder, heads):
 
 
 def test_a_faster_result_is_kept_unless_it_was_measured_again_or_otherwise(tmp_path):
-    subject = SimpleNamespace(described={"task": "mixed"})
+    subject = SimpleNamespace(described={"task": "mixed", "temperature": 0.0})
+    conditions = {"task": "mixed", "temperature": 0.0, "prompts": "a"}
     ours, theirs = {"drafter": str(tmp_path)}, {"drafter": str(tmp_path / "moved")}
-    found = Tuned("eagle", {}, 1, 0.0, 1.5, found_on={"task": "mixed"})
+    found = Tuned("eagle", {}, 1, 0.0, 1.5, found_on=conditions)
     earlier = replace(found, accelerator="flash", options=ours, speedup=2.0)
     assert is_kept(earlier, found, [("eagle", {})], subject)
     assert not is_kept(replace(earlier, speedup=1.4), found, [], subject)
     assert not is_kept(replace(earlier, options=theirs), found, [], subject)
-    assert not is_kept(replace(earlier, found_on={"task": "story"}), found, [], subject)
+    for other in ({"temperature": 1.0}, {"prompts": "b"}):
+        assert not is_kept(replace(earlier, found_on=conditions | other), found, [], subject)
+    assert is_kept(replace(earlier, found_on=conditions | {"task": "other.jsonl"}), found, [], subject)
     assert not is_kept(earlier, found, [("flash", ours)], subject)
+
+
+def test_prompts_are_compared_by_what_is_decoded():
+    dark, light = (Image.new("RGB", (2, 2), colour) for colour in ("black", "white"))
+    examples = [Example(("a",)), Example(("a", "b")), Example(("a",), (dark,)), Example(("a",), (light,))]
+    examples += [Example(("a",), label=1), Example(("a",), (dark, dark))]
+    assert len({digest_of([one]) for one in examples}) == len(examples)
+    assert digest_of([Example(("a",), (dark.copy(),), identifier="x")]) == digest_of([examples[2]])
 
 
 def test_a_winner_is_of_its_weights_alone():

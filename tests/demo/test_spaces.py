@@ -38,5 +38,5 @@ def test_the_app_runs_the_command_with_the_variables_of_the_space(
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setitem(os.environ, "MMSPEC_MODEL", "a/model")
     runpy.run_path(str(Path(FOLDERS[name]) / "app.py"), run_name="__main__")
-    command = ["mmspec", "demo", COMMAND_OF[name], "--host", "0.0.0.0", "--port", "7860"]
-    assert seen == [[*command, "--model", "a/model"]]
+    command = ["mmspec", "demo", COMMAND_OF[name], "a/model", "--host", "0.0.0.0", "--port", "7860"]
+    assert seen == [command]

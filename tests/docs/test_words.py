@@ -29,6 +29,7 @@ NOUN = (
     r"(?!\s+(?:pass|hook|method|function|progress))|\bforwards\b(?!:))"
 )
 MOST_TERMS = 41  # with the header
+LONGEST_LINE = 110
 CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]*`|\]\([^)]*\)|<[^>]+>|https?://\S+", re.DOTALL)
 BUILT = re.compile(r"<!-- built: .*?<!-- /built -->", re.DOTALL)
 ERRORS = {"InputError", "MediaError", "CheckpointError", "UnknownArgumentError"}
@@ -60,6 +61,18 @@ def pages() -> Iterator[tuple[str, str]]:
             continue
         text = BUILT.sub("", path.read_text(encoding="utf-8"))
         yield str(path.relative_to(ROOT)), CODE.sub("", text)
+
+
+def test_lines_of_pages_fit_beside_a_diff() -> None:
+    """Commands, tables and lines that are one piece of code may be longer."""
+    long = []
+    for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("demos/*/README.md")):
+        if "notes" in path.parts:
+            continue
+        text = re.sub(r"```.*?```", "", BUILT.sub("", path.read_text(encoding="utf-8")), flags=re.DOTALL)
+        lines = (line for line in text.splitlines() if not line.startswith("|"))
+        long += [f"{path.name}: {line}" for line in lines if len(line) > LONGEST_LINE]
+    assert long == []
 
 
 def modules() -> Iterator[Path]:

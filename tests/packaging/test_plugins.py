@@ -160,8 +160,8 @@ def test_a_method_and_a_family_from_outside_are_listed_and_measured(site: Path, 
     prompts = ("--prompt-file", str(tmp_path / "prompts.jsonl"))
     commands = [
         ["accelerators", "--json"],
-        ["bench", "--accelerators", "none,repeat:num_draft_tokens=3", "--task", "caption", *how],
-        ["bench", folder, *prompts, "--accelerators", "none,copy,repeat", *how],
+        ["bench", "--accelerator", "none,repeat:num_draft_tokens=3", "--task", "caption", *how],
+        ["bench", folder, *prompts, "--accelerator", "none,copy,repeat", *how],
     ]
     (tmp_path / "commands.py").write_text(MODEL + COMMANDS)
     said = run(site, str(tmp_path / "commands.py"), folder, words, json.dumps(commands))

@@ -201,7 +201,7 @@ def read_images(folder: str | Path, count: int | None = None, *, label: str | No
 def check_count(folder: Path, found: int, count: int | None) -> None:
     """Raise InputError for a folder with no images, or with fewer than `count`."""
     if not found or (count is not None and found < count):
-        rule = f"must have at least {count or 1} images" + ("" if count is None else "; or reduce --n")
+        rule = f"must have at least {count or 1} images" + ("" if count is None else "; or reduce --samples")
         raise InputError("folder", f"{folder.name or folder} with {found} images", rule)
 
 

@@ -51,7 +51,7 @@ class Reference:
     def check(self, count: int, size: tuple[int, int]) -> None:
         """Raise InputError unless the set can be compared with `count` images of this size."""
         if self.features is not None and len(self.features) < count:
-            rule = f"must have at least {count} images; or reduce --n"
+            rule = f"must have at least {count} images; or reduce --samples"
             raise InputError("--against", f"{self.label} with {len(self.features)} images", rule)
         if self.size is not None and self.size != size:
             sizes = f"{self.label} of {self.size} pixels for images of {size}"

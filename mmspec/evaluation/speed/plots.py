@@ -182,6 +182,7 @@ th button { all: unset; cursor: pointer; font-weight: 600; } th button:focus-vis
 [aria-sort=ascending] button::after { content: " ▲"; } [aria-sort=descending] button::after { content: " ▼"; }
 td i { display: inline-block; width: .7em; height: .7em; border-radius: 50%; margin-right: .4em; }
 figure { margin: 1rem 0; } img { max-width: 100%; } .plot { background: #fff; border-radius: .4rem; }
+figure:has(> .plot) { overflow-x: auto; } .plot { min-width: 36rem; }  /* readable labels on a phone */
 .samples { display: flex; flex-wrap: wrap; gap: 1rem; } .samples figure { max-width: 20rem; margin: 0; }
 .texts dt { font-weight: 600; margin-top: .5rem; } summary { cursor: pointer; }
 @media (prefers-color-scheme: dark) { :root { --accent: #56B4E9; } }
