@@ -186,9 +186,9 @@ class CapturedForward:
         if not can_capture(cache.lengths.device):
             return self._forward(inputs, cache)
         leaves, structure = tree_flatten((inputs, cache.plan.slots))
-        # the slots are in the plan; a cache that grew has another address
+        # the slots are in the plan
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
-        key = id(cache), cache.plan.capacity, cache.plan.width, id(taps), str(structure), shapes
+        key = cache.addresses, cache.plan.width, id(taps), str(structure), shapes
         if key not in self._graphs:
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.popitem(last=False)
@@ -223,7 +223,7 @@ class CapturedForward:
                     device = cache.lengths.device
                     self._side = Side(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
                 graph = capture(forward, tuple(each.clone() for each in tensors_of(leaves)), self._side)
-                return Captured(graph, {} if taps is None else taps.take(), cache)
+                return Captured(graph, {} if taps is None else taps.take())
         except RuntimeError as error:
             where = entered[-1] if entered else "the forward pass"
             name = type(self._model).__name__
@@ -234,11 +234,13 @@ class CapturedForward:
 
 
 class Captured(NamedTuple):
-    """A captured forward pass: its graph, the hidden states that it writes, and the cache at its address."""
+    """A captured forward pass: its graph, and the hidden states that it writes.
+
+    It does not keep its cache: with another one at the same addresses it computes the same.
+    """
 
     graph: Graph
     taps: dict[int, Tensor]
-    cache: RaggedCache
 
 
 class StaticCaches:
@@ -258,6 +260,7 @@ class StaticCaches:
         cache = RaggedCache(config, rows, capacity, device)
         if cache.recurrent:
             return cache
+        cache.is_lent = cache.keeps_buffers = True
         free = [each for each in self._caches if self._is_free(each)]
         if len(self._caches) >= MAX_CACHES and free:
             self._caches.remove(free[0])
