@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -23,6 +23,7 @@ from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import TargetState
 from mmspec.core.loop import Batch, begin
+from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.pipelines.outputs import CallOutput
@@ -32,10 +33,14 @@ from mmspec.validation import is_integer
 
 if TYPE_CHECKING:
     from mmspec.pipelines.base import MMSpecPipeline
+    from mmspec.pipelines.image_generation import ImageCall
 
 __all__ = ["RowUpdate", "RunningBatch"]
 
 MOST_ROWS = 1024
+CAPTURED_PLACES = 2048
+USUAL_TOP_K = 50  # of transformers' generation configs
+ROUNDS_TO_CAPTURE = 3  # one without a graph, one that is captured, and a replay
 LEAST_SHARE = 2  # slots are given up if fewer of them are left than this, times the rows that run
 STAYS = "in a running batch; rows of others must stay together until all have ended"
 
@@ -241,6 +246,45 @@ class RunningBatch:
         self._batch.canvas.retire(range(count, size))
 
     @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture the graphs of rounds now, for every number of slots, in a compiled pipeline on a GPU.
+
+        Buffers are allocated for all rows of up to 2,048 tokens. Longer requests, and those with settings of
+        other kinds than temperature, top-p and a top-k of up to 64, are captured when they come.
+        """
+        if not self._has_slots or self._running:
+            return
+        examples = [each if isinstance(each, Call) else each.batch(0, 1) for each in self._examples()]
+        for call in examples:  # the batch keeps the kinds of their settings
+            self.cancel(self._enter(call, no_output))
+        for size in sorted({self._size_for(1 + row) for row in range(self.rows)}, reverse=True):
+            self._resize(size)
+            batch = self._of_batch
+            batch.reserve(CAPTURED_PLACES)
+            self._choose_graphs()
+            for _ in range(ROUNDS_TO_CAPTURE):
+                batch.decode_round()
+                batch.read_round()
+                batch.tighten()
+        rows = self._of_batch.canvas.stats.of_rows_alone()
+        self._of_batch.canvas.stats = replace(rows, target_forwards=0)
+        self._past = DecodingStats(self._past.accelerator, self._past.exactness)
+
+    def _examples(self) -> list[Call | ImageCall]:
+        """Requests whose settings are of the usual kinds."""
+        pipe = self.pipe
+        examples = [*pipe._examples(1)]
+        if isinstance(examples[0], Call) and not pipe.accelerator.rule.greedy_only:
+            examples.append(replace(pipe._examples(1)[0], sampler=Sampler(1.0, top_k=USUAL_TOP_K, top_p=0.9)))
+        return examples
+
+    def _choose_graphs(self) -> None:
+        """Replay the next round from a graph, unless the host has a part in it."""
+        batch = self._of_batch
+        by_graph = not (batch.canvas.in_step or batch.sampler.reads_ids or not batch.decoder.runs_ahead)
+        batch.graphs = self.pipe.target.graphs if self._has_slots and by_graph else None
+
+    @torch.inference_mode()
     def step(self) -> list[RowUpdate]:
         """Decode one round and return its updates; the rows of finished requests become free.
 
@@ -274,8 +318,7 @@ class RunningBatch:
             running = [row for each in self._running for row in each.rows]
             if all(canvas.finish_reasons[row] is not None for row in running):
                 return ended
-            by_graph = not (canvas.in_step or batch.sampler.reads_ids or not batch.decoder.runs_ahead)
-            batch.graphs = self.pipe.target.graphs if self._has_slots and by_graph else None
+            self._choose_graphs()
             before = batch.snapshot()
             try:
                 batch.decode_round()
@@ -327,8 +370,7 @@ class RunningBatch:
     def _close_batch(self) -> None:
         """Close a batch in which no request runs."""
         if self._batch is not None:
-            rest = self._batch.canvas.stats.part([])
-            self._past = merge_stats([self._past, rest]).as_one_row()
+            self._past = merge_stats([self._past, self._batch.canvas.stats.part([])])
             self._batch.state.close()
             self._batch = None
 
@@ -363,6 +405,11 @@ class RunningBatch:
     def _add_up(self, stats: DecodingStats) -> None:
         """Add the statistics of removed rows, merged into one row."""
         self._past = merge_stats([self._past, stats]).as_one_row()
+
+
+def no_output(canvas: Canvas) -> CallOutput:
+    """The output of a request that is cancelled."""
+    raise AssertionError("the request was cancelled")
 
 
 def fill_holes(count: int, gone: Collection[int]) -> list[int]:

@@ -177,6 +177,12 @@ class Batch(Rows, Generic[State]):
         rows = len(self.canvas.ids)
         self.counter = RoundCounter(torch.full((rows, 1), self.round, device=self.target.device))
 
+    def reserve(self, places: int) -> None:
+        """Allocate caches and output for rows of this number of tokens, a power of two."""
+        for cache in Steady(self.parts).caches:
+            cache.reserve(places - cache.longest)
+        self.canvas.reserve(places - 1)
+
     def snapshot(self) -> Snapshot:
         """Store the state between rounds, to compute the next round again if memory runs out."""
         return Snapshot(self.parts if runs_by_itself(self.target.device) else ())

@@ -9,7 +9,7 @@ import inspect
 import logging
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.cache import RaggedCache, mask_width
-from mmspec.core.graphs import Graph, Side, can_capture, capture
+from mmspec.core.graphs import Graph, Side, can_capture, capture, graphs_mode
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.open_types import AnyFunction, Inputs, Keywords
@@ -32,6 +32,7 @@ NOTHING: Inputs = {}
 MAX_GRAPHS = 32
 MAX_CACHES = 4
 LEAST_CAPACITY = 1024
+PATIENCE = 3  # calls of a shape before it is captured, if nobody has asked for it
 #: torch stops compiling after 8 compiled forms of a function, counted over all models, without these
 #: settings.
 FORMS = {"recompile_limit": 64, "isolate_recompiles": True}  # not in torch 2.11
@@ -167,17 +168,24 @@ class CapturedForward:
     Attributes:
         caches: the pool.
         rounds: graphs of whole rounds, which contain the forward pass.
+        patience: calls of a shape before it is captured.
     """
 
     def __init__(self, model: nn.Module, forward: Callable[[Inputs, RaggedCache], Tensor]) -> None:
         self._model, self._forward = model, forward
         self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
         self._side: Side | None = None
+        self._seen: Counter[Hashable] = Counter()
+        self.patience = PATIENCE if graphs_mode() == "auto" else 0
         self.caches = StaticCaches()
-        self.rounds = RoundGraphs(type(model).__name__)
+        self.rounds = RoundGraphs(type(model).__name__, 1 + self.patience)
 
     def __reduce__(self) -> tuple[type[CapturedForward], tuple[nn.Module, Callable[..., Tensor]]]:
         return type(self), (self._model, self._forward)
+
+    def capture_at_once(self) -> None:
+        """Capture each shape when it comes first."""
+        self.patience, self.rounds.patience = 0, 1
 
     def __call__(
         self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates | None = None
@@ -190,6 +198,9 @@ class CapturedForward:
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
         key = cache.addresses, cache.plan.width, id(taps), str(structure), shapes
         if key not in self._graphs:
+            if self._seen[key] < self.patience:
+                self._seen[key] += 1
+                return self._forward(inputs, cache)
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.popitem(last=False)
             self._graphs[key] = self._try_capture(leaves, structure, cache, taps)

@@ -9,6 +9,8 @@ import torch
 
 from benchmarks.simulated_gpu import SimulatedGPU
 from mmspec.core.cache import RaggedLayer
+from mmspec.core.graphs import graphs_mode
+from mmspec.errors import InputError
 from mmspec.pipelines import ImagePipeline
 from mmspec.pipelines.running_batch import RunningBatch
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
@@ -128,3 +130,49 @@ def test_a_round_without_memory_ends_the_newest_request(
     assert isinstance(ended[handles[2]].error, torch.OutOfMemoryError)
     assert [ended[handle].output.tokens[0] for handle in handles[:2]] == expected  # type: ignore[union-attr]
     assert ended[handles[0]].error is None and ended[handles[1]].error is None
+
+
+def test_a_batch_that_captures_at_first_captures_nothing_later() -> None:
+    requests = [
+        {
+            name: value
+            for name, value in request.items()
+            if name not in ("top_k", "min_p", "repetition_penalty")
+        }
+        for request in REQUESTS
+    ]
+    pipe = text_pipe("none")
+    expected = [pipe(**request).tokens[0] for request in requests]
+    with SimulatedGPU() as gpu:
+        pipe = text_pipe("none").compile(())
+        with pipe.running_batch(rows=4) as batch:
+            batch.capture()
+            assert gpu.take().captures > 0
+            assert sum(batch.stats.new_tokens) == 0
+            batch.enter(**requests[0])  # forward passes of a request alone are captured at the first one
+            gpu.take()
+            while batch.handles:
+                batch.step()
+            assert decode(batch, requests, 4) == expected
+            assert gpu.take().captures == 0
+
+
+@pytest.mark.parametrize("mode, captures", [("auto", True), ("compile", False), ("off", False)])
+def test_graphs_without_compile_are_chosen_by_the_environment(
+    mode: str, captures: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMSPEC_GRAPHS", mode)
+    expected = text_pipe("none")(**REQUESTS[1]).tokens
+    with SimulatedGPU() as gpu:
+        pipe = text_pipe("none")
+        assert pipe(**REQUESTS[1]).tokens == expected
+        assert (gpu.take().captures > 0) == captures
+        if mode == "off":
+            assert pipe.compile()(**REQUESTS[1]).tokens == expected
+            assert gpu.take().captures == 0
+
+
+def test_an_unknown_mode_of_graphs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MMSPEC_GRAPHS", "always")
+    with pytest.raises(InputError, match="MMSPEC_GRAPHS must be one of auto, compile, off"):
+        graphs_mode()

@@ -89,8 +89,8 @@ class Warping(NamedTuple):
 
     def column(self, index: int, like: Tensor) -> Tensor:
         """[B, 1, 1] one of the numbers of the rows, with the dtype of `like`."""
-        held: Any = self.rows
-        return held[:, index].to(like.dtype)[:, None, None]
+        assert self.rows is not None
+        return self.rows[:, index].to(like.dtype)[:, None, None]
 
 
 def warp_logits(logits: Tensor, warping: Warping) -> Tensor:
@@ -240,7 +240,7 @@ def race(
 
 
 def _settings(*settings: Any, rows: Tensor | None) -> Warping:
-    return Warping(*map(tuple, settings), rows=rows)
+    return Warping(*map(tuple, settings))._replace(rows=rows)
 
 
 def of_rows(values: Sequence[object], like: Tensor, of: Callable[[Any], float] = float) -> Any:
