@@ -218,13 +218,13 @@ class RaggedCache(Cache, Rows):
 
     Attributes:
         order: index of each row in the buffers, if rows have to move before the next forward pass; else None.
-        is_lent: whether the buffers belong to a pool, so that other rows need new ones.
+        is_taken: whether the buffers have got other rows, so that a pool cannot use them again.
         keeps_buffers: whether buffers stay when few rows are left, because CUDA graphs store their addresses.
         rearranged: number of commits that have moved or overwritten what a repeated round would read.
     """
 
     counters = frozenset({"longest", "rearranged"})
-    is_lent = False
+    is_taken = False
     keeps_buffers = False
     rearranged = 0
 
@@ -341,9 +341,9 @@ class RaggedCache(Cache, Rows):
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         size = self.rows if count is None else count
         kept = [first + row for first in range(0, self.rows, size) for row in rows]
-        own = self._owned()
-        own._make_room(len(kept), self.plan.capacity)
-        part = own._mapped(lambda values: select(values, rows, count), len(kept))
+        self.is_taken = True
+        self._make_room(len(kept), self.plan.capacity)
+        part = self._mapped(lambda values: select(values, rows, count), len(kept))
         part.order = kept if self.order is None else [self.order[row] for row in kept]
         if len(kept) <= self.rows:  # else later: see `joined`
             part._settle()
@@ -354,12 +354,12 @@ class RaggedCache(Cache, Rows):
         """Return these rows followed by those of `other`. After an error these rows are unchanged."""
         for cache in (self, other):
             cache._settle()
-        own, rows = self._owned(), self.rows + other.rows
-        own._make_room(rows, max(self.plan.capacity, other.plan.capacity))
-        for layer, new in zip(own._initialized, other._initialized, strict=True):
+        self.is_taken, rows = True, self.rows + other.rows
+        self._make_room(rows, max(self.plan.capacity, other.plan.capacity))
+        for layer, new in zip(self._initialized, other._initialized, strict=True):
             layer.append(new)
         values = iter(other._values())
-        both = own._mapped(lambda each: concat(each, next(values), counts), rows)
+        both = self._mapped(lambda each: concat(each, next(values), counts), rows)
         both.longest = max(self.longest, other.longest)
         # Under guidance, the second copy of these rows has to move. It does in the next forward pass: until
         # then, an error leaves these rows as they are.
@@ -384,14 +384,6 @@ class RaggedCache(Cache, Rows):
         self.longest = max(self.longest, other.longest)
         return self
 
-    def _owned(self) -> Self:
-        """Return this cache, or a copy of it in new buffers if they are lent."""
-        if not self.is_lent:
-            return self
-        own = self._mapped(lambda values: values, self.rows)
-        own._resize(self.rows, self.plan.capacity)
-        return own
-
     @property
     def _initialized(self) -> list[RaggedLayer]:
         """Layers with buffers: those that share another layer's keys and values have none."""
@@ -404,7 +396,6 @@ class RaggedCache(Cache, Rows):
     def _mapped(self, change: Callable[[Tensor], Tensor], rows: int) -> Self:
         """Return a cache of other rows in the same buffers, with `change` applied to each of `_values`."""
         changed = copy.copy(self)
-        changed.is_lent = False
         changed.plan = replace(self.plan, rows=rows)
         changed.lengths = change(self.lengths)
         changed.layers = [copy.copy(layer) for layer in self.layers]

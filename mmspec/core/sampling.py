@@ -210,7 +210,7 @@ class Sampler(RowSettings):
         """Return the settings with all parts that these or other ones use."""
         both = [(*a, *b) for a, b in zip(self.warping[:5], other.warping[:5], strict=True)]
         temperature, top_k, top_p, min_p, scale = both
-        limit = power_of_two(max(top_k))
+        limit = power_of_two(int(max(top_k)))
         return replace(
             self,
             temperature=tuple({0.5 if each else 0.0: 0 for each in sorted(temperature)}),

@@ -264,6 +264,7 @@ class StaticCaches:
     def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
         """Return an empty, unused cache, from the pool or new; the arguments are those of `RaggedCache`."""
         capacity = mask_width(max(capacity, LEAST_CAPACITY), device)
+        self._caches = [cache for cache in self._caches if not cache.is_taken]
         for cache in self._caches:
             if cache.rows == rows and cache.plan.capacity >= capacity and self._is_free(cache):
                 cache.clear()
@@ -271,7 +272,7 @@ class StaticCaches:
         cache = RaggedCache(config, rows, capacity, device)
         if cache.recurrent:
             return cache
-        cache.is_lent = cache.keeps_buffers = True
+        cache.keeps_buffers = True
         free = [each for each in self._caches if self._is_free(each)]
         if len(self._caches) >= MAX_CACHES and free:
             self._caches.remove(free[0])

@@ -240,7 +240,8 @@ def race(
 
 
 def _settings(*settings: Any, rows: Tensor | None) -> Warping:
-    return Warping(*map(tuple, settings))._replace(rows=rows)
+    temperature, top_k, top_p, min_p, guidance_scale = map(tuple, settings)
+    return Warping(temperature, top_k, top_p, min_p, guidance_scale, rows)
 
 
 def of_rows(values: Sequence[object], like: Tensor, of: Callable[[Any], float] = float) -> Any:
