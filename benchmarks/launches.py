@@ -9,7 +9,8 @@ Models are tiny and random: the number of launches depends on the layers, not on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -30,7 +31,7 @@ from transformers import (
 
 from benchmarks.gpu.rounds import RoundShape, random_requests
 from benchmarks.simulated_gpu import Counts, SimulatedGPU
-from mmspec.accelerator import Accelerator, pair
+from mmspec.accelerator import Accelerator, Call, pair
 from mmspec.accelerators import make
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.loop import Batch, begin
@@ -44,16 +45,25 @@ from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.heads.feature_session import read_nodes
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
-from mmspec.pipelines.running_batch import fill_holes
+from mmspec.pipelines.running_batch import RunningBatch, fill_holes
 from mmspec.plugins import METHODS
 from mmspec.targets import adapt
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CapturedForward
 
-__all__ = ["FAMILIES", "SCENARIOS", "Scenario", "count_layer", "count_moves", "count_rounds"]
+__all__ = [
+    "FAMILIES",
+    "SCENARIOS",
+    "Scenario",
+    "count_layer",
+    "count_moves",
+    "count_rounds",
+    "count_running",
+]
 
 WARM_UP, ROUNDS = 8, 8
 LAYERS = 4
+RUNNING_REQUESTS = 40
 
 
 @dataclass(frozen=True)
@@ -126,6 +136,14 @@ MOVES: dict[str, Scenario] = {
 }
 
 
+#: Running batches, in which requests have settings of their own.
+RUNNING: dict[str, Scenario] = {
+    "none": Scenario(llama, plain, rows=8),
+    "EAGLE-3, 59 nodes": Scenario(llama, eagle3, rows=8),
+    "sjd, 32 nodes": Scenario(llamagen, sjd, rows=8, context=1, sampler=Sampler(1.0, guidance_scale=4.0)),
+}
+
+
 def count_rounds(scenario: Scenario, gpu: SimulatedGPU, compiled: bool = True) -> Iterator[Counts]:
     """Decode a batch on a simulated GPU, and yield the counts of each round; the first is the prefill's."""
     target = scenario.target()
@@ -168,6 +186,67 @@ def count_moves(scenario: Scenario, gpu: SimulatedGPU) -> dict[str, dict[str, fl
     return {
         name: {"rows_copied": each.moved_bytes / size, "launches": each.launches.total()}
         for name, each in moves.items()
+    }
+
+
+@dataclass
+class Served:
+    """The parts of a pipeline that a running batch uses; a prompt is the number of a request.
+
+    Attributes:
+        samplers: settings of the requests, in turn.
+    """
+
+    target: CausalTarget
+    accelerator: Accelerator
+    samplers: Sequence[Sampler]
+    context: int
+
+    @property
+    def model(self) -> Any:
+        return self.target.model
+
+    def _busy(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def _prepare_request(self, prompt: Any, arguments: Any) -> tuple[Call, Any]:
+        requests = random_requests(self.target, RoundShape(1, 1, self.context + prompt % 5))
+        random = RandomStream.from_seed(prompt, 1, self.target.device)
+        sampler = self.samplers[prompt % len(self.samplers)]
+        stopping = Stopping(min(10 + 3 * (prompt % 4), getattr(self.target.grid, "length", 100)))
+        call = self.accelerator.call(self.target, sampler, requests, stopping, random)
+        return call, lambda canvas: canvas
+
+
+def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict[str, float]:
+    """Count the rounds of a running batch that new requests enter as soon as others leave."""
+    target = scenario.target()
+    if compiled:
+        target.steps = CapturedForward(target.model, target._step)
+    scale = scenario.sampler.guidance_scale
+    samplers = [Sampler(0.0, guidance_scale=scale), Sampler(0.9, top_p=0.9, guidance_scale=scale)]
+    samplers += [Sampler(1.2, top_k=5, guidance_scale=scale)]
+    served: Any = Served(target, scenario.accelerator(target), samplers, scenario.context)
+    entered, rounds = [], []
+    with RunningBatch(served, scenario.rows) as batch:
+        while True:
+            while batch.free and len(entered) < RUNNING_REQUESTS:
+                gpu.take()
+                batch.enter(len(entered))
+                entered.append(gpu.take())
+            if not batch.handles:
+                break
+            batch.step()
+            rounds.append(gpu.take())
+    timed = rounds[len(rounds) // 2 : -WARM_UP]
+    late = entered[len(entered) // 2 :]
+    return {
+        "round": median(each.total for each in timed),
+        "outside_graphs": median(each.outside_graphs for each in timed),
+        "copies": median(each.copies for each in timed),
+        "reads": median(each.reads for each in timed),
+        "captures": sum(each.captures for each in timed + late),
+        "enters": median(each.launches.total() for each in late),
     }
 
 
@@ -270,11 +349,18 @@ def main(
     of_layers = Table("layer of a captured target", "launches of its modules", "fused")
     for name, counted in layers.items():
         of_layers.add_row(name, *map(str, counted))
+    running = Table(
+        "running batch, 8 rows", "kernels", "outside graphs", "copies", "reads", "captures", "enters"
+    )
+    for name, scenario in RUNNING.items():
+        with SimulatedGPU() as gpu:
+            rows[f"running {name}"] = counts = count_running(scenario, gpu, not eager)
+        running.add_row(name, *(f"{value:g}" for value in counts.values()))
     if as_json:
         fused = {name: dict(zip(("modules", "fused"), each, strict=True)) for name, each in layers.items()}
         print(json.dumps({**rows, "layers": fused}, indent=1))
     else:
-        Console().print(table, moved, of_layers)
+        Console().print(table, moved, running, of_layers)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from mmspec.accelerators import build_accelerator, option_names, options_of
 from mmspec.accelerators.tuned import AUTO, check_tuned_for, find_tuned
 from mmspec.atomic_file import new_folder
 from mmspec.core.canvas import Canvas
+from mmspec.core.graphs import graphs_mode, has_graphs
 from mmspec.errors import CheckpointError, InputError, PipelineBusyError, UnsupportedModelError
 from mmspec.heads.checkpoint import check_no_other, load_head, place_head
 from mmspec.media import DEFAULT_LIMITS, MediaLimits
@@ -44,7 +45,7 @@ from mmspec.plugins import HEADS, METHODS, family_of, load, register_families
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.memory import MemoryPlan
 from mmspec.targets.prefix import PrefixCache
-from mmspec.targets.steps import LEAST_CAPACITY
+from mmspec.targets.steps import LEAST_CAPACITY, CapturedForward
 from mmspec.targets.vision_language import AUTOREGRESSIVE, check_mode
 from mmspec.validation import given_of, is_integer, require_number
 
@@ -490,6 +491,8 @@ class MMSpecPipeline:
 
         Compilation stays enabled after `set_accelerator` and `to`; new shapes are compiled at their first
         use. Parts that cannot be compiled run as before, and a warning of the logger `mmspec` names them.
+        With the environment variable MMSPEC_GRAPHS=auto, a GPU captures without this method what has come a
+        few times; with MMSPEC_GRAPHS=off it captures nothing.
 
         Args:
             batch_sizes: numbers of prompts or images to compile for now.
@@ -511,6 +514,8 @@ class MMSpecPipeline:
             self._is_compiled = True
             self._packing_share = 1.0 if self._packing_share else 0.0
             self._attach()
+            if isinstance(self.target.steps, CapturedForward):
+                self.target.steps.capture_at_once()
             examples = [example for rows in batch_sizes for example in self._examples(rows)]
             with tqdm(total=len(examples) * ROUNDS_TO_COMPILE, desc="compiling") as bar:
                 for rows, plan in plans.items():
@@ -542,11 +547,20 @@ class MMSpecPipeline:
         """Apply the settings for prefix caches, packed layers and compiled steps to target and drafter."""
         self._attach_prefix_caches()
         self.target.packing.share = self._packing_share
-        if self._is_compiled:
+        if self._compiles:
             if self.target.steps is None:
                 self.target.compile()
             if self.target.steps is not None:  # the drafter calls parts of the target's steps
                 self.accelerator.drafter.compile()
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether the steps of the model are compiled: `compile` was called, or graphs come without it."""
+        if not has_graphs(self.target.device):
+            return self._is_compiled
+        mode, target = graphs_mode(), self.target
+        is_usual = isinstance(target, CausalTarget) and not target.by_blocks and not is_offloaded(self.model)
+        return mode != "off" and (self._is_compiled or (mode == "auto" and is_usual))
 
     def _attach_prefix_caches(self) -> None:
         """Attach a prefix cache to every model that reads prompts, if enabled."""

@@ -1,23 +1,28 @@
 """RunningBatch (continuous batching): requests enter and leave between rounds, each with its own settings.
 
 The prefill and first round of a request run alone; then its rows are appended to the batch. When it leaves,
-the last rows of the batch replace its rows. The output of a request is the same as in a call of its own: rows
-are computed independently, and random numbers depend on the seed of the request. There is no scheduler: a
-request enters if there is room.
+the last rows of the batch replace its rows. In a compiled pipeline on a GPU the number of rows is one of few
+sizes, so that rounds are replayed from CUDA graphs: a request takes the slots of finished rows.
+
+The output of a request is the same as in a call of its own: rows are computed independently, and random
+numbers depend on the seed of the request. There is no scheduler: a request enters if there is room.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
 
+from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas, RowOutput
+from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import TargetState
 from mmspec.core.loop import Batch, begin
+from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.pipelines.outputs import CallOutput
@@ -27,10 +32,15 @@ from mmspec.validation import is_integer
 
 if TYPE_CHECKING:
     from mmspec.pipelines.base import MMSpecPipeline
+    from mmspec.pipelines.image_generation import ImageCall
 
 __all__ = ["RowUpdate", "RunningBatch"]
 
 MOST_ROWS = 1024
+CAPTURED_PLACES = 2048
+USUAL_TOP_K = 50  # of transformers' generation configs
+ROUNDS_TO_CAPTURE = 3  # one without a graph, one that is captured, and a replay
+LEAST_SHARE = 2  # slots are given up if fewer of them are left than this, times the rows that run
 STAYS = "in a running batch; rows of others must stay together until all have ended"
 
 
@@ -43,13 +53,14 @@ class RowUpdate:
         tokens: new tokens of each of its rows.
         output: the output of the finished request, as returned by a call of the pipeline; None before. The
             rows of a finished request are free.
-        error: the error of a failed row; the output has the tokens decoded before.
+        error: the error of a failed request; the output has the tokens decoded before. It is an
+            OutOfMemoryError if the device had too little memory for a round, which ends the newest request.
     """
 
     handle: int
     tokens: list[RowOutput]
     output: CallOutput | None = None
-    error: NumericalError | None = None
+    error: NumericalError | torch.OutOfMemoryError | None = None
 
 
 @dataclass(eq=False)
@@ -58,7 +69,7 @@ class Running:
 
     handle: int
     make_output: Callable[[Canvas], CallOutput]  # from the canvas of its rows
-    rows: list[int]  # in the batch, in increasing order
+    rows: list[int]  # in the batch
     text_before: list[int]  # of the first row's `Request`
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
 
@@ -93,6 +104,7 @@ class RunningBatch:
         self._batch: Batch[TargetState] | None = None
         self._running: list[Running] = []
         self._handles = 0
+        self._has_slots = pipe.target.has_fixed_rows
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +115,10 @@ class RunningBatch:
     @property
     def stats(self) -> DecodingStats:
         """Statistics since the batch was opened; the rows of finished requests are merged into one."""
-        return self._past if self._batch is None else merge_stats([self._past, self._batch.canvas.stats])
+        if self._batch is None:
+            return self._past
+        rows = [row for running in self._running for row in running.rows]
+        return merge_stats([self._past, self._batch.canvas.stats.part(rows)])
 
     @property
     def free(self) -> int:
@@ -144,39 +159,129 @@ class RunningBatch:
             torch.OutOfMemoryError: the device has too little memory for the request.
             BaseException: an error of the model. The batch is unchanged after every error.
         """
-        call, make_output = self.pipe._prepare_request(prompt, arguments)
+        return self._enter(*self.pipe._prepare_request(prompt, arguments))
+
+    def _enter(self, call: Call, make_output: Callable[[Canvas], CallOutput]) -> int:
         count = len(call.requests)
         if count > self.rows:
             raise InputError("rows", count, f"must be at most {self.rows}, the rows of the running batch")
         if count > self.free:
             raise NoRoomError(f"{self.free} rows are free, {count} are needed; enter the request again later")
-        if self._batch is not None and self._batch.sampler.is_guided != call.sampler.is_guided:
+        if self._running and self._of_batch.sampler.is_guided != call.sampler.is_guided:
             raise NoRoomError(
                 "requests with and without guidance cannot be decoded together; enter the request again later"
             )
         before = call.requests[0].text_before
-        first = self.rows - self.free
-        rows = list(range(first, first + count))
-        running = Running(self._handles, make_output, rows, before, [[] for _ in rows])
-        accelerator = self.pipe.accelerator
+        accelerator, target = self.pipe.accelerator, self.pipe.target
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
             rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
             raise InputError("accelerator", accelerator.name, rule)
-        where = call.sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(self.pipe.target, accelerator.decoder, *where)
+        sampler = call.sampler.on_device(count, target.device) if self._has_slots else call.sampler
+        where = sampler, call.requests, call.canvas, call.random
+        batch, prompts = begin(target, accelerator.decoder, *where)
+        running = Running(self._handles, make_output, [], before, [[] for _ in range(count)])
         running.take(prompts.emission.tokens)
         try:
             if not call.canvas.finished:  # the first round runs alone, after which sessions can be joined
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
                 batch.tighten()
-            self._batch = batch if self._batch is None else self._batch.joined(batch)
+            running.rows = self._fill_slots(batch) if self._has_slots else self._append(batch)
         except BaseException:
             batch.state.close()
             raise
         self._handles += 1
         self._running.append(running)
         return running.handle
+
+    @property
+    def _of_batch(self) -> Batch[TargetState]:
+        """The batch; there is one while requests are running."""
+        assert self._batch is not None
+        return self._batch
+
+    def _append(self, new: Batch[TargetState]) -> list[int]:
+        """Append the rows of a request to the batch, and return their indices."""
+        count, first = len(new.canvas.ids), self.rows - self.free
+        self._batch = new if self._batch is None else self._batch.joined(new)
+        return list(range(first, first + count))
+
+    def _fill_slots(self, new: Batch[TargetState]) -> list[int]:
+        """Write the rows of a request to free slots, and return these."""
+        new.use_few_sizes()
+        count, before = len(new.canvas.ids), self._batch
+        if before is not None and before.sampler.is_guided != new.sampler.is_guided:
+            self._close_batch()  # nothing runs: see `_enter`
+        if self._batch is None:
+            size = self._size_for(count)
+            self._batch = new.part([min(slot, count - 1) for slot in range(size)])
+            self._batch.canvas.retire(range(count, size))
+            return list(range(count))
+        if count > len(free := self._free_slots):
+            self._resize(self._size_for(self.rows - self.free + count))
+            free = self._free_slots
+        self._batch = self._of_batch.overwritten(free[:count], new)
+        return free[:count]
+
+    def _size_for(self, count: int) -> int:
+        """Number of slots for a number of rows."""
+        return min(rows_of_graph(count), self.rows)
+
+    @property
+    def _free_slots(self) -> list[int]:
+        taken = {row for running in self._running for row in running.rows}
+        return [slot for slot in range(len(self._of_batch.canvas.ids)) if slot not in taken]
+
+    def _resize(self, size: int) -> None:
+        """Change the number of slots: copies of a row fill new ones; rows of lost ones move to free ones."""
+        count, free = len(self._of_batch.canvas.ids), self._free_slots
+        order = [*range(min(size, count)), *[0] * (size - count)]
+        for running in self._running:
+            for index, row in enumerate(running.rows):
+                if row >= size:
+                    running.rows[index] = free.pop(0)
+                    order[running.rows[index]] = row
+        self._batch = self._of_batch.part(order)
+        self._batch.canvas.retire(range(count, size))
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Capture the graphs of rounds now, for every number of slots, in a compiled pipeline on a GPU.
+
+        Buffers are allocated for all rows of up to 2,048 tokens. Longer requests, and those with settings of
+        other kinds than temperature, top-p and a top-k of up to 64, are captured when they come.
+        """
+        if not self._has_slots or self._running:
+            return
+        examples = [each if isinstance(each, Call) else each.batch(0, 1) for each in self._examples()]
+        for call in examples:  # the batch keeps the kinds of their settings
+            self.cancel(self._enter(call, no_output))
+        for size in sorted({self._size_for(1 + row) for row in range(self.rows)}, reverse=True):
+            self._resize(size)
+            batch = self._of_batch
+            batch.reserve(CAPTURED_PLACES)
+            self._choose_graphs()
+            for _ in range(ROUNDS_TO_CAPTURE):
+                batch.decode_round()
+                batch.read_round()
+                batch.tighten()
+        rows = self._of_batch.canvas.stats.of_rows_alone()
+        self._of_batch.canvas.stats = replace(rows, target_forwards=0)
+        self._past = DecodingStats(self._past.accelerator, self._past.exactness)
+
+    def _examples(self) -> list[Call | ImageCall]:
+        """Requests whose settings are of the usual kinds."""
+        pipe = self.pipe
+        examples = [*pipe._examples(1)]
+        if isinstance(examples[0], Call) and not pipe.accelerator.rule.greedy_only:
+            examples.append(replace(pipe._examples(1)[0], sampler=Sampler(1.0, top_k=USUAL_TOP_K, top_p=0.9)))
+        return examples
+
+    def _choose_graphs(self) -> None:
+        """Replay the next round from a graph, unless the host has a part in it."""
+        batch = self._of_batch
+        by_graph = not (batch.canvas.in_step or batch.sampler.reads_ids or not batch.decoder.runs_ahead)
+        batch.graphs = self.pipe.target.graphs if self._has_slots and by_graph else None
 
     @torch.inference_mode()
     def step(self) -> list[RowUpdate]:
@@ -185,19 +290,10 @@ class RunningBatch:
         Raises:
             BaseException: an error of the model; the batch is closed and its requests are lost.
         """
-        if self._batch is None:
+        if self._batch is None or not self._running:
             return []
+        failed = self._decode_round()
         canvas = self._batch.canvas
-        if any(canvas.finish_reasons[row] is None for row in range(len(canvas.ids))):
-            try:
-                self._batch.decode_round()
-                tokens = self._batch.read_round().tokens
-                self._batch.tighten()
-            except BaseException:
-                self.close()
-                raise
-            for running in self._running:
-                running.take([tokens[row] for row in running.rows])
         updates, ended = [], []
         for running in self._running:
             fresh, running.fresh = running.fresh, [[] for _ in running.rows]
@@ -210,7 +306,47 @@ class RunningBatch:
             error = next((error for error in own.errors if error is not None), None)
             updates.append(RowUpdate(running.handle, fresh, running.make_output(own), error))
         self._remove(ended)
-        return updates
+        return [*updates, *failed]
+
+    def _decode_round(self) -> list[RowUpdate]:
+        """Decode a round, and return the updates of requests that it had to end for want of memory."""
+        ended: list[RowUpdate] = []
+        while True:
+            batch = self._of_batch
+            canvas = batch.canvas
+            running = [row for each in self._running for row in each.rows]
+            if all(canvas.finish_reasons[row] is not None for row in running):
+                return ended
+            self._choose_graphs()
+            before = batch.snapshot()
+            try:
+                batch.decode_round()
+                tokens = batch.read_round().tokens
+                batch.tighten()
+            except torch.OutOfMemoryError as error:
+                if len(self._running) == 1 or not before.restore():
+                    self.close()
+                    raise
+                ended.append(self._end_newest(error))
+                continue
+            except BaseException:
+                self.close()
+                raise
+            for each in self._running:
+                each.take([tokens[row] for row in each.rows])
+            return ended
+
+    def _end_newest(self, error: torch.OutOfMemoryError) -> RowUpdate:
+        """End the request that entered last, so that the others have its memory."""
+        newest = self._running[-1]
+        canvas = self._of_batch.canvas
+        canvas.retire(newest.rows)
+        own = canvas.part(newest.rows)
+        own.stats = own.stats.of_rows_alone()
+        self._remove([newest])
+        if self._has_slots:
+            self._resize(self.rows - self.free)  # no free slots, whose rows take memory too
+        return RowUpdate(newest.handle, newest.fresh, newest.make_output(own), error)
 
     def cancel(self, handle: int) -> None:
         """Cancel a request; its rows are free at once.
@@ -227,7 +363,15 @@ class RunningBatch:
     def close(self) -> None:
         """Cancel all requests and release the pipeline."""
         self._remove(list(self._running))
+        self._close_batch()
         self._held.close()
+
+    def _close_batch(self) -> None:
+        """Close a batch in which no request runs."""
+        if self._batch is not None:
+            self._past = merge_stats([self._past, self._batch.canvas.stats.part([])])
+            self._batch.state.close()
+            self._batch = None
 
     @torch.inference_mode()
     def _remove(self, gone: Sequence[Running]) -> None:
@@ -236,6 +380,13 @@ class RunningBatch:
         left = [row for running in gone for row in running.rows]
         self._running = [running for running in self._running if running not in gone]
         canvas = self._batch.canvas
+        if self._has_slots:
+            self._add_up(canvas.stats.part(left).of_rows_alone())
+            canvas.retire(left)
+            size = self._size_for(LEAST_SHARE * (self.rows - self.free))
+            if self._running and size < len(canvas.ids):
+                self._resize(size)
+            return
         if not self._running:
             self._add_up(canvas.stats)
             self._batch.state.close()
@@ -255,6 +406,11 @@ class RunningBatch:
         self._past = merge_stats([self._past, stats]).as_one_row()
 
 
+def no_output(canvas: Canvas) -> CallOutput:
+    """The output of a request that is cancelled."""
+    raise AssertionError("the request was cancelled")
+
+
 def fill_holes(count: int, gone: Collection[int]) -> list[int]:
     """Return the rows of a batch that stay, in an order in which the last ones fill the holes."""
     moved = [row for row in range(count - len(gone), count) if row not in gone]
@@ -272,6 +428,7 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
     if accelerator.length == "cost":
         rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"
         raise InputError("length", "cost", rule)
-    if target.steps is not None:
-        rule = "have a fixed batch size, which a running batch changes; load the model without `compile`"
+    if target.steps is not None and not target.has_fixed_rows:
+        rule = "must be captured on a GPU; a CPU's are compiled for one batch size, which a running batch "
+        rule += "changes: load the model without `compile`"
         raise InputError("compiled steps", type(pipe.model).__name__, rule)

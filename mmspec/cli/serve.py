@@ -62,6 +62,13 @@ def serve(
             "further ones wait.",
         ),
     ] = 8,
+    compiled: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help="On a GPU, capture rounds in CUDA graphs before the first request; not measured yet.",
+        ),
+    ] = False,
     queue: Annotated[
         int, typer.Option(min=1, help="Largest number of waiting requests; further ones are refused.")
     ] = 64,
@@ -127,7 +134,8 @@ def serve(
         choose(accelerator, source, how.drafter)  # raises for an unknown name or a missing drafter
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
-        engines = [load_engine(source, accelerator, rows, limits, metrics, how) for source in sources]
+        what = accelerator, rows, limits, metrics, how, compiled
+        engines = [load_engine(source, *what) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins)
         run_server(application, listener, names, as_json=as_json)
 
@@ -155,9 +163,16 @@ def name_of(source: str) -> str:
 
 
 def load_engine(
-    source: str, accelerator: str | None, rows: int, limits: ServerLimits, metrics: Metrics, how: LoadOptions
+    source: str,
+    accelerator: str | None,
+    rows: int,
+    limits: ServerLimits,
+    metrics: Metrics,
+    how: LoadOptions,
+    compiled: bool = False,
 ) -> Engine:
-    """Load a model with its accelerator, and return its engine."""
+    """Load a model with its accelerator, compiled if asked for, and return its engine."""
+    from mmspec.core.graphs import has_graphs
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
@@ -171,6 +186,10 @@ def load_engine(
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
+    if compiled and not has_graphs(pipe.device):
+        raise InputError("--compile", str(pipe.device), "must be off where the model is not on a CUDA device")
+    if compiled:
+        pipe.compile(())
     name = name_of(source)
     reason = why_in_turn(pipe)
     note(

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from mmspec.core.draft import Nodes
 from mmspec.core.graphs import has_graphs, power_of_two, rows_of_graph
 from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
-from mmspec.core.rows import Rows, concat, runs, select
+from mmspec.core.rows import Rows, concat, overwrite, runs, select
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache, rotate_into_cache
 
@@ -153,10 +153,16 @@ class RaggedLayer(CacheLayerMixin):
 
     def append(self, other: RaggedLayer) -> None:
         """Copy the batch of another layer, whose capacity is not larger, to the first free rows."""
+        self.write(range(self.plan.rows, self.plan.rows + other.plan.rows), other)
+
+    def write(self, places: Sequence[int], other: RaggedLayer) -> None:
+        """Copy the batch of another layer, whose capacity is not larger, to these rows of the buffers."""
         for buffer, new in zip(self.buffers, (other.keys, other.values), strict=True):
-            free = buffer[self.plan.rows : self.plan.rows + len(new)]
-            free[:, : new.shape[1]] = new
-            free[:, new.shape[1] :] = 0  # a row that has left may have had a NaN there; see `_allocate`
+            first = 0
+            for run in runs(places):
+                to, first = buffer[run], first + run.stop - run.start
+                to[:, : new.shape[1]] = new[first - len(to) : first]
+                to[:, new.shape[1] :] = 0  # a row that has left may have had a NaN there; see `_allocate`
 
     def rearrange(self, moves: Sequence[tuple[slice, slice]]) -> None:
         """Copy rows, given as (to, from); all are read before any is written."""
@@ -213,9 +219,15 @@ class RaggedCache(Cache, Rows):
 
     Attributes:
         order: index of each row in the buffers, if rows have to move before the next forward pass; else None.
+        is_taken: whether the buffers have got other rows, so that a pool cannot use them again.
+        keeps_buffers: whether buffers stay when few rows are left, because CUDA graphs store their addresses.
+        rearranged: number of commits that have moved or overwritten what a repeated round would read.
     """
 
-    counters = frozenset({"longest"})
+    counters = frozenset({"longest", "rearranged"})
+    is_taken = False
+    keeps_buffers = False
+    rearranged = 0
 
     def __init__(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> None:
         text = config.get_text_config(decoder=True)
@@ -250,6 +262,12 @@ class RaggedCache(Cache, Rows):
     def capacity(self) -> int:
         """Tokens of each row for which there is room."""
         return self.plan.capacity
+
+    @property
+    def addresses(self) -> tuple[tuple[int, torch.Size], ...]:
+        """Addresses and shapes of the keys and values, which CUDA graphs store."""
+        held = (each for layer in self._initialized for each in (layer.keys, layer.values))
+        return tuple((each.data_ptr(), each.shape) for each in held)
 
     def reserve(self, tokens: int) -> None:
         """Make room for tokens after those of the longest row."""
@@ -324,18 +342,20 @@ class RaggedCache(Cache, Rows):
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         size = self.rows if count is None else count
         kept = [first + row for first in range(0, self.rows, size) for row in rows]
+        self.is_taken = True
         self._make_room(len(kept), self.plan.capacity)
         part = self._mapped(lambda values: select(values, rows, count), len(kept))
         part.order = kept if self.order is None else [self.order[row] for row in kept]
-        part._settle()
-        part._shrink()
+        if len(kept) <= self.rows:  # else later: see `joined`
+            part._settle()
+            part._shrink()
         return part
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         """Return these rows followed by those of `other`. After an error these rows are unchanged."""
         for cache in (self, other):
             cache._settle()
-        rows = self.rows + other.rows
+        self.is_taken, rows = True, self.rows + other.rows
         self._make_room(rows, max(self.plan.capacity, other.plan.capacity))
         for layer, new in zip(self._initialized, other._initialized, strict=True):
             layer.append(new)
@@ -346,6 +366,24 @@ class RaggedCache(Cache, Rows):
         # then, an error leaves these rows as they are.
         both.order = concat(list(range(self.rows)), list(range(self.rows, rows)), counts)
         return both
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        """Write the rows of `other` to these rows, in the same buffers; after an error the others stay."""
+        for cache in (self, other):
+            cache._settle()
+        self._make_room(self.rows, max(self.plan.capacity, other.plan.capacity))
+        copies = range(self.rows // counts[0])
+        places = [copy * counts[0] + slot for copy in copies for slot in slots]
+        for layer, new in zip(self._initialized, other._initialized, strict=True):
+            layer.write(places, new)
+        self.lengths = overwrite(self.lengths, slots, other.lengths, counts)
+        for own, fresh in zip(self.recurrent, other.recurrent, strict=True):
+            own.committed = {
+                key: overwrite(state, slots, fresh.committed[key], counts)
+                for key, state in own.committed.items()
+            }
+        self.longest = max(self.longest, other.longest)
+        return self
 
     @property
     def _initialized(self) -> list[RaggedLayer]:
@@ -395,7 +433,7 @@ class RaggedCache(Cache, Rows):
     def _shrink(self) -> None:
         """Free most of the buffers when few rows are left, but keep room for as many again."""
         rows = 2 * rows_of_graph(self.rows)
-        if 2 * rows <= self.buffer_rows:
+        if 2 * rows <= self.buffer_rows and not self.keeps_buffers:
             with suppress(torch.OutOfMemoryError):  # larger buffers serve as well
                 self._resize(rows, self.plan.capacity)
 
@@ -445,12 +483,13 @@ class RaggedCache(Cache, Rows):
                 buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
             for device, together in buffers.items():
                 compact_cache(together, *(each.to(device) for each in (path, self.lengths, counts)))
+        self.rearranged += path is not None or bool(self.recurrent)
         if self.recurrent:
             last = (counts - 1).clamp_min(0)
             node = last if path is None else path.gather(1, last[:, None])[:, 0]
             for recurrent in self.recurrent:
                 recurrent.commit(node, counts > 0)
-        self.lengths += counts
+        self.lengths = self.lengths + counts  # not in place: a round that fails is computed again
 
     def attention_mask(
         self, nodes: Nodes, dtype: torch.dtype | None

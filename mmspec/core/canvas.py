@@ -36,6 +36,8 @@ MAX_NEW_TOKENS = 1_000_000
 LEAST_PLACES = 1024
 GROWTH = 512  # least number of places that are added at a time
 NO_TOKEN = -1
+LEAST_ENDS = 8  # columns for end tokens where sizes are to be few
+RETIRED = "retired"
 
 #: Output of a row: a list of token ids, or a tensor [k, d] of vectors.
 RowOutput: TypeAlias = Any
@@ -237,11 +239,27 @@ class Canvas(Rows):
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         """Return the canvas of these rows followed by those of `other`; all rounds must have been read."""
+        self._make_as_wide(other)
+        return super().joined(other, counts)
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        """Return this canvas with the rows of `other` in place of some; all rounds must have been read."""
+        self._make_as_wide(other)
+        return super().overwritten(slots, other, counts)
+
+    def _make_as_wide(self, other: Self) -> None:
+        """Add undecided places to the canvas that has fewer."""
         width = max(self.decided.shape[1], other.decided.shape[1])
         for canvas in (self, other):
             if canvas.decided.shape[1] < width:
                 canvas._widen(width - canvas.decided.shape[1])
-        return super().joined(other, counts)
+
+    def retire(self, rows: Sequence[int]) -> None:
+        """End rows that decode no longer, but stay in the batch; see `Slots`."""
+        for row in rows:
+            if self.finish_reasons[row] is None:
+                self.finish_reasons[row] = RETIRED
+                self.active[row] = False
 
     def decide(self, places: Tensor, tokens: Tensor, which: Tensor, is_draft: Tensor | bool = False) -> None:
         """Write tokens [B, k] at output places [B, k] where `which` [B, k] is true."""
@@ -268,6 +286,8 @@ class Canvas(Rows):
         length = power_of_two(self._prompts.shape[1])
         whole = lengthen(self._prompts, length, NO_TOKEN, newest_last=True)
         self._prompts = whole if reads_prompts else whole[:, :0]
+        ends = max(LEAST_ENDS, power_of_two(self._ends.shape[1]))
+        self._ends = lengthen(self._ends, ends, NO_TOKEN)
 
     def _widen(self, room: int) -> None:
         """Add undecided places; the last one still takes unused writes."""

@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from mmspec.core.indexing import take
 from mmspec.core.once import once
 from mmspec.core.random_stream import Purpose, RandomStream, box_muller
-from mmspec.core.rows import Rows, concat, named, select
+from mmspec.core.rows import Rows, concat, named, overwrite, select
 from mmspec.kernels import Warping, sample_tokens, verify_chain, warp_logits
 from mmspec.kernels.sampling import is_fused, race
 from mmspec.open_types import Keywords
@@ -150,7 +150,14 @@ class Categorical(Distribution, Rows):
         return self.map(lambda each: select(each, rows, count))
 
     def joined(self, other: Categorical, counts: tuple[int, int]) -> Categorical:
-        return Categorical(concat(self.p, other.p, counts))
+        return self._merged(other, lambda own, new: concat(own, new, counts))
+
+    def overwritten(self, slots: Sequence[int], other: Categorical, counts: tuple[int, int]) -> Categorical:
+        return self._merged(other, lambda own, new: overwrite(own, slots, new, counts))
+
+    def _merged(self, other: Categorical, merge: Callable[[Tensor, Tensor], Tensor]) -> Categorical:
+        """Merge the rows of both."""
+        return Categorical(merge(self.p, other.p))
 
     def compact(self, count: int) -> Categorical:
         """Return distributions with mass on `count` tokens in the representation that takes less memory.
@@ -206,12 +213,12 @@ class Pairs(Categorical):
     def map(self, change: Callable[[Tensor], Tensor]) -> Pairs:
         return Pairs(change(self.tokens), change(self.shares), self.vocabulary)
 
-    def joined(self, other: Categorical, counts: tuple[int, int]) -> Any:  # pairs, if both are
+    def _merged(self, other: Categorical, merge: Callable[[Tensor, Tensor], Tensor]) -> Categorical:
         if not isinstance(other, Pairs):
-            return super().joined(other, counts)
+            return super()._merged(other, merge)
         most = max(each.shares.shape[-1] for each in (self, other))
         one, two = (each.map(lambda part: pad(part, (0, most - part.shape[-1]))) for each in (self, other))
-        tokens, shares = concat(one.tokens, two.tokens, counts), concat(one.shares, two.shares, counts)
+        tokens, shares = merge(one.tokens, two.tokens), merge(one.shares, two.shares)
         return Pairs(tokens, shares, self.vocabulary)
 
 
@@ -264,8 +271,7 @@ class Scores(Categorical):
     @once
     def own_logits(self) -> Tensor:
         """[T, n, V] logits after guidance and processors, before temperature and truncation."""
-        guided = Warping((0.0,), guidance_scale=self.warping.guidance_scale)
-        return warp_logits(self.raw, guided).view(*self.shape, self.raw.shape[-1])
+        return warp_logits(self.raw, self.warping.guidance()).view(*self.shape, self.raw.shape[-1])
 
     @once
     def p(self) -> Tensor:

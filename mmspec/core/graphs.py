@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -11,12 +12,31 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["GraphCache", "can_capture", "has_graphs"]
+from mmspec.errors import InputError
+
+__all__ = ["GraphCache", "can_capture", "graphs_mode", "has_graphs"]
+
+MODES = ("auto", "compile", "off")
 
 WARM_UPS = 3
 WIDEST = 64  # the rows of a graph are rounded up to a power of two up to here, beyond to a multiple of this
 
 logger = logging.getLogger(__name__)
+
+
+def graphs_mode() -> str:
+    """Return when steps and rounds are captured, the value of the environment variable `MMSPEC_GRAPHS`.
+
+    "compile", the default, captures after `pipe.compile()`; "auto" also without it, when a shape has come a
+    few times; "off" never.
+
+    Raises:
+        InputError: the value is unknown.
+    """
+    mode = os.environ.get("MMSPEC_GRAPHS", "compile")
+    if mode not in MODES:
+        raise InputError("MMSPEC_GRAPHS", mode, f"must be one of {', '.join(MODES)}")
+    return mode
 
 
 def has_graphs(device: torch.device) -> bool:

@@ -204,9 +204,15 @@ class Target(ABC, Generic[State]):
     def score(self, state: State, draft: AnyDraft) -> TargetOutput:
         """Score every node of the draft in one forward pass, without committing anything to the cache."""
 
-    def graphs_of(self, state: State) -> RoundGraphs | None:
-        """CUDA graphs of whole rounds, for batches with such a state; None to launch each operation."""
+    @property
+    def graphs(self) -> RoundGraphs | None:
+        """CUDA graphs of whole rounds; None to launch each operation."""
         return None
+
+    @property
+    def has_fixed_rows(self) -> bool:
+        """Whether batches keep their number of rows, because its forward passes are compiled for it."""
+        return False
 
     @abstractmethod
     def commit(self, state: State, draft: AnyDraft, verdict: AnyVerdict, active: Tensor) -> None:
@@ -341,6 +347,11 @@ class DraftSession(Rows, ABC):
         self.prepare()
         other.prepare()
         return super().joined(other, counts)
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        self.prepare()
+        other.prepare()
+        return super().overwritten(slots, other, counts)
 
     def attach(self, state: Any) -> None:
         """Set the target's state, before the first round and after rows moved. Optional."""

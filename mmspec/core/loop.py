@@ -30,7 +30,7 @@ from mmspec.core.interfaces import (
 )
 from mmspec.core.logprobs import pack
 from mmspec.core.random_stream import RandomStream
-from mmspec.core.round_graphs import RoundGraphs
+from mmspec.core.round_graphs import RoundGraphs, Steady
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, RowSettings
 from mmspec.core.statistics import Timer
@@ -67,8 +67,7 @@ class RoundCounter(Rows):
 
     def next(self) -> Tensor:
         """Return the index of this round, [B, 1], and count it."""
-        now = self.value.clone()
-        self.value += 1
+        now, self.value = self.value, self.value + 1
         return now
 
 
@@ -113,6 +112,15 @@ class Batch(Rows, Generic[State]):
         """Return these rows followed by the rows of `other`. Call it between rounds of both batches."""
         return super().joined(other, (len(self.canvas.ids), len(other.canvas.ids)))
 
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int] | None = None) -> Self:
+        """Return these rows, with those of `other` in place of some. Call it between rounds of both batches.
+
+        Args:
+            slots: indices of the rows that are replaced.
+            other: a batch that uses graphs if this one does.
+        """
+        return super().overwritten(slots, other, (len(self.canvas.ids), len(other.canvas.ids)))
+
     def rows_changed(self) -> None:
         self.timer = Timer(self.canvas.stats, self.target.device)
         self.session.attach(self.state)
@@ -126,9 +134,8 @@ class Batch(Rows, Generic[State]):
                 made = self.compute(timer.end)
             else:
                 self.canvas.reserve(max(self.canvas.length_bounds) + self.decoder.max_nodes)
-                parts = [getattr(self, each.name) for each in self._fields()]
                 fixed = self.target, self.decoder.drafter, self.decoder.rule
-                made = self.graphs.run(parts, fixed, self.decoder.max_nodes, self.compute)
+                made = self.graphs.run(self.parts, fixed, self.decoder.max_nodes, self.compute)
                 timer.end("target")
         self.round += 1
         self.canvas.stats.draft_passes = self.session.passes
@@ -165,17 +172,31 @@ class Batch(Rows, Generic[State]):
         self.state.tighten(bounds)
         self.session.tighten(bounds)
 
-    def use_graphs(self) -> None:
-        """Compute rounds in CUDA graphs, where the target has them and the host has no part in a round."""
-        self.graphs = self.target.graphs_of(self.state)
-        if self.graphs is not None:
-            most = max(stopping.max_new_tokens for stopping in self.canvas.stopping)
-            places = min(most, PREALLOCATED_TOKENS) + self.decoder.max_nodes
-            self.canvas.use_few_sizes(places, reads_prompts=bool(self.sampler.processors))
-            with self.computing():
-                self.session.prepare()
-            rows = len(self.canvas.ids)
-            self.counter = RoundCounter(torch.full((rows, 1), self.round, device=self.target.device))
+    def use_few_sizes(self) -> None:
+        """Prepare the state for graphs, of which each kind and size of state has its own."""
+        most = max(stopping.max_new_tokens for stopping in self.canvas.stopping)
+        places = min(most, PREALLOCATED_TOKENS) + self.decoder.max_nodes
+        self.canvas.use_few_sizes(places, reads_prompts=bool(self.sampler.processors))
+        with self.computing():
+            self.session.prepare()
+        rows = len(self.canvas.ids)
+        self.counter = RoundCounter(torch.full((rows, 1), self.round, device=self.target.device))
+
+    def reserve(self, places: int) -> None:
+        """Allocate caches and output for rows of this number of tokens, a power of two."""
+        for cache in Steady(self.parts).caches:
+            cache.reserve(places - cache.longest)
+        self.canvas.reserve(places - 1)
+
+    def snapshot(self) -> Snapshot:
+        """Store the state between rounds, to compute the next round again if memory runs out."""
+        return Snapshot(self.parts if runs_by_itself(self.target.device) else ())
+
+    @property
+    def parts(self) -> list[Rows]:
+        """The state between rounds."""
+        parts = [getattr(self, each.name) for each in self._fields()]
+        return [each for each in parts if each is not None]
 
     def read_round(self) -> Emission:
         """Read the report of the oldest unread round, and update the statistics."""
@@ -183,6 +204,30 @@ class Batch(Rows, Generic[State]):
         self.canvas.stats.target_forwards += 1
         self.canvas.stats.cache_bytes = self.state.nbytes()
         return emission
+
+
+class Snapshot:
+    """The attributes of the state between rounds; tensors are not copied.
+
+    Args:
+        parts: the state; empty to store nothing, where no memory of a device can run out.
+    """
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        steady = Steady(parts)
+        self._objects, self._caches = steady.objects, steady.caches
+        self._values = [dict(vars(each)) for each in steady.objects]
+        self._rearranged = [cache.rearranged for cache in steady.caches]
+
+    def restore(self) -> bool:
+        """Restore the attributes; False if the round has changed what they refer to, such as keys."""
+        changed = [cache.rearranged for cache in self._caches] != self._rearranged
+        if changed or not self._objects:
+            return False
+        for each, values in zip(self._objects, self._values, strict=True):
+            vars(each).clear()
+            vars(each).update(values)
+        return True
 
 
 @torch.inference_mode()
@@ -267,15 +312,19 @@ def speculate(
     """
     if not requests or not any(stopping.max_new_tokens for stopping in canvas.stopping):
         return
+    # A GPU starts the next round while the host reads this one, unless the next depends on the host.
+    criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
+    decides = criteria or canvas.in_step or sampler.reads_ids or not decoder.runs_ahead
+    late = 1 if runs_by_itself(target.device) and not decides else 0
+    graphs = target.graphs if late and not is_watched else None
+    if graphs is not None:
+        sampler = sampler.on_device(len(requests), target.device)
     batch, prompts = begin(target, decoder, sampler, requests, canvas, random)
     with closing(batch.state), batch.timer:
         yield prompts
-        # A GPU starts the next round while the host reads this one, unless the next depends on the host.
-        criteria = any(stopping.criteria or stopping.of_output for stopping in canvas.stopping)
-        decides = criteria or canvas.in_step or sampler.reads_ids or not decoder.runs_ahead
-        late = 1 if runs_by_itself(target.device) and not decides else 0
-        if late and not is_watched:
-            batch.use_graphs()
+        if graphs is not None:
+            batch.use_few_sizes()
+            batch.graphs = graphs
         rounds: deque[Computed] = deque()
         while not canvas.finished:
             rounds.append(batch.decode_round())

@@ -125,6 +125,10 @@ class Vectorized(ABC):
     def __call__(self, logits: Tensor, paths: Paths) -> Tensor:
         """Return the processed logits [B, n, V]."""
 
+    def parts(self) -> list[Any]:
+        """The objects that hold the constants of the rows, tensors [B, ...]."""
+        return [self]
+
 
 class RepetitionPenalty(Vectorized):
     """Divides or multiplies the logits of the tokens on the path."""
@@ -237,6 +241,9 @@ class SequenceBias(Vectorized):
         self.one = one.to(device, logits.dtype)
         steps = zip_longest(*longer, fillvalue=Biases())
         self.steps = [EndingBias(step, device) for step in steps]
+
+    def parts(self) -> list[Any]:
+        return [self, *self.steps]
 
     def __call__(self, logits: Tensor, paths: Paths) -> Tensor:
         if not self.steps:

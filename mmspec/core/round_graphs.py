@@ -6,8 +6,9 @@ leaves the values of the next round in them. Keys and values stay in the buffers
 is fixed.
 
 Python code of drafters and rules runs only while a graph is captured. What it depends on is part of the kind:
-shapes, Python values, and the objects and tensors that are not row fields, by identity. `Rows.counters` and
-`Rows.scratch` name the attributes that are not.
+shapes, Python values, and the objects and tensors that are not row fields, by identity. `Rows.counters`,
+`Rows.scratch` and `Rows.converted` name the attributes that are not. A cache is known by the addresses of its
+buffers, so that rows may enter and leave it.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Categorical, Pairs
 from mmspec.core.graphs import Graph, Side, can_capture, capture
 from mmspec.core.image_grid import Layout
+from mmspec.core.processors import EndingBias, Vectorized
 from mmspec.core.rows import Rows
+from mmspec.core.sampling import RowSettings
 
 __all__ = ["RoundGraphs", "Steady"]
 
-MAX_GRAPHS = 32
+MAX_GRAPHS = 64  # a running batch has some for each of its sizes
 MAX_SEEN = 4096
+#: Lists of attributes on which no computation depends; see `Rows`.
+LEFT_OUT = ("scratch", "counters", "converted")
 #: Values that are equal for equal rounds; other objects are compared by identity.
 PLAIN = (bool, int, float, str, Enum, torch.dtype, torch.device, type(None))
 
@@ -102,6 +107,10 @@ class Steady:
                 self._visit(value)
             elif isinstance(value, list) and any(isinstance(item, Tensor) for item in value):
                 self.is_static = False
+        for each in rows.constants():
+            self.objects.append(each)
+            held = [(name, value) for name, value in vars(each).items() if isinstance(value, Tensor)]
+            self.leaves += [Leaf(each, name, value) for name, value in held]
 
     def bind(self, own: Sequence[Tensor]) -> None:
         """Move the values of the leaves to the tensors of a graph, which the batch uses from now on."""
@@ -119,7 +128,9 @@ class Steady:
     def forget_derived(self) -> None:
         """Drop values that frozen objects have derived from tensors which replays have overwritten."""
         for each in self.objects:
-            if is_dataclass(each):
+            if is_dataclass(each) and not isinstance(
+                each, RowSettings
+            ):  # which derive from the host's values
                 known = {field.name for field in fields(each)}
                 for name in vars(each).keys() - known:
                     del vars(each)[name]
@@ -130,10 +141,9 @@ def kind_of(thing: Any, leaves: Set[tuple[int, str]]) -> Hashable:
     if isinstance(thing, Canvas):
         return Canvas, thing.most_logprobs  # the rest is for the host
     if isinstance(thing, RaggedCache):
-        buffers = (layer.keys.data_ptr() for layer in thing.ragged if layer.is_initialized)
-        return id(thing), *buffers
+        return RaggedCache, thing.addresses
     names = [field.name for field in fields(thing)] if is_dataclass(thing) else sorted(vars(thing))
-    left_out = thing.scratch | getattr(thing, "counters", frozenset())
+    left_out = {name for kind in LEFT_OUT for name in getattr(thing, kind, ())}
     read = [name for name in names if name not in left_out and (id(thing), name) not in leaves]
     return type(thing), *((name, seen(vars(thing).get(name))) for name in read)
 
@@ -142,7 +152,7 @@ def seen(value: Any) -> Hashable:
     """A value for comparison: itself if it is plain, else its address; "" for the host's lists of numbers."""
     if isinstance(value, Tensor):
         return value.data_ptr(), value.shape
-    if isinstance(value, Rows | WritePlan):
+    if isinstance(value, Rows | WritePlan | Vectorized | EndingBias):
         return ""  # a part of its own
     if isinstance(value, LogitsProcessor):  # each call makes new ones
         return type(value), *((name, seen(each)) for name, each in sorted(vars(value).items()))
@@ -162,7 +172,8 @@ class CapturedRound:
         graph: its graph; its inputs are the leaves of the batch.
         result: of the round, in memory of the graph.
         counted: increments of counters: index of the object, name, and amount.
-        kept: objects and tensors that the graph reads, or that its kind identifies by `id`.
+        kept: objects and tensors that the graph reads, or that its kind identifies by `id`. Buffers of caches
+            are not among them: they may be replaced, after which the kind does not come again.
     """
 
     graph: Graph
@@ -271,7 +282,8 @@ class RoundGraphs:
                 for name in getattr(each, "counters", ())
                 if name in before[index]
             ]
-            read = (value for values in before for value in values.values())
+            owners = zip(steady.objects, before, strict=True)
+            read = (value for each, values in owners for value in values.values() if not is_cache(each))
             kept = [*fixed, *(value for value in read if not isinstance(value, Rows))]
             return CapturedRound(graph._replace(function=torch.clone), results[-1], counted, kept)
         except UnsteadyError:  # the first round after a prompt, for example
@@ -284,6 +296,11 @@ class RoundGraphs:
             for each, values in zip(steady.objects, before, strict=True):
                 vars(each).clear()
                 vars(each).update(values)
+
+
+def is_cache(thing: object) -> bool:
+    """Return whether an object holds the buffers of a cache, or describes them."""
+    return isinstance(thing, RaggedCache | WritePlan)
 
 
 def moves(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,8 +1,8 @@
-"""Rows of a running batch: select and concatenate the per-row state between rounds.
+"""Rows of a running batch: select, concatenate and overwrite the per-row state between rounds.
 
-Each class with per-row state lists its per-row fields; `select` and `concat` split and merge them. Tensors
-have their rows along dim 0, and lists have one item per row. Under guidance, the target's state holds the
-batch twice, one copy after the other.
+Each class with per-row state lists its per-row fields; `select`, `concat` and `overwrite` split and merge
+them. Tensors have their rows along dim 0, and lists have one item per row. Under guidance, the target's state
+holds the batch twice, one copy after the other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 from mmspec.errors import InputError
 from mmspec.open_types import Keywords
 
-__all__ = ["RowField", "Rows", "concat", "lengthen", "named", "runs", "select"]
+__all__ = ["RowField", "Rows", "concat", "lengthen", "named", "overwrite", "runs", "select"]
 
 
 class RowField(NamedTuple):
@@ -48,11 +48,13 @@ class Rows:
         row_fields: built by `named`; None if rows stay together until all have finished.
         counters: integers that grow from round to round, and on which no computation depends.
         scratch: attributes that a round sets before it reads them.
+        converted: fields of the host that a round reads only in the form of `constants`.
     """
 
     row_fields: ClassVar[tuple[RowField, ...] | None] = None
     counters: ClassVar[frozenset[str]] = frozenset()
     scratch: ClassVar[frozenset[str]] = frozenset()
+    converted: ClassVar[frozenset[str]] = frozenset()
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         """Return the state of the given rows, in that order. Do not use the original afterwards.
@@ -75,6 +77,24 @@ class Rows:
         for name, fill, newest_last in self._fields():
             changed[name] = concat(getattr(self, name), getattr(other, name), counts, fill, newest_last)
         return self._with_rows(changed)
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        """Return these rows, with those of `other` in place of some. Do not use the originals afterwards.
+
+        Args:
+            slots: indices of the rows that are replaced.
+            other: state of another batch.
+            counts: number of rows of each batch.
+        """
+        changed = {}
+        for name, fill, newest_last in self._fields():
+            values = getattr(self, name), slots, getattr(other, name)
+            changed[name] = overwrite(*values, counts, fill, newest_last)
+        return self._with_rows(changed)
+
+    def constants(self) -> Sequence[Any]:
+        """Further objects with tensors of the rows, which a round reads and does not change. Optional."""
+        return ()
 
     def rows_changed(self) -> None:
         """Update derived state after rows have entered or left. Optional."""
@@ -151,6 +171,43 @@ def concat(
         values, others = (lengthen(each, longest, fill, newest_last) for each in (values, others))
     copies = len(values) // counts[0]
     return torch.cat([each.unflatten(0, (copies, -1)) for each in (values, others)], 1).flatten(0, 1)
+
+
+def overwrite(
+    values: Any,
+    slots: Sequence[int],
+    others: Any,
+    counts: tuple[int, int],
+    fill: float | None = 0,
+    newest_last: bool = False,
+) -> Any:
+    """Replace rows of a value by those of another one of the same kind.
+
+    Args:
+        values, others: see `concat`.
+        slots: [b] indices of the rows of `values` that are replaced.
+        counts, fill, newest_last: see `concat`.
+    """
+    if values is None or others is None:
+        return None
+    if isinstance(values, Rows):
+        return values.overwritten(slots, others, counts)
+    copies = len(values) // counts[0]
+    places = [copy * counts[0] + slot for copy in range(copies) for slot in slots]
+    if not isinstance(values, Tensor):
+        changed = list(values)
+        for place, item in zip(places, others, strict=True):
+            changed[place] = item
+        return changed
+    if values.dim() > 1 and values.shape[1] != others.shape[1]:
+        longest = max(values.shape[1], others.shape[1])
+        values, others = (lengthen(each, longest, fill, newest_last) for each in (values, others))
+    values, first = values.clone(), 0
+    for run in runs(places):
+        end = first + run.stop - run.start
+        values[run] = others[first:end]
+        first = end
+    return values
 
 
 def lengthen(values: Tensor, length: int, fill: float | None = 0, newest_last: bool = False) -> Tensor:

@@ -7,7 +7,6 @@ have its own settings.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -30,13 +29,14 @@ from mmspec.call_fields import SAMPLING
 from mmspec.core.distributions import AnyDistribution, Scores
 from mmspec.core.draft import Block, Draft, Tree
 from mmspec.core.grammar import GrammarProcessor
+from mmspec.core.graphs import power_of_two
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.once import once
 from mmspec.core.processors import History, Paths, Vectorized, is_vectorized, vectorize
-from mmspec.core.rows import Rows, named
+from mmspec.core.rows import Rows, concat, named, overwrite, select
 from mmspec.errors import InputError
 from mmspec.kernels import Warping, warp_logits
-from mmspec.kernels.sampling import of_rows
+from mmspec.kernels.sampling import greedy_rows, limits
 from mmspec.open_types import Keywords
 from mmspec.validation import is_list, plain_numbers
 
@@ -92,6 +92,10 @@ class RowSettings(Rows, ABC):
     def is_guided(self) -> bool:
         """True if any row uses guidance, which also scores the unconditional prompts."""
         return bool(getattr(self, "guidance_scale", 1.0) != 1.0)
+
+    def on_device(self, rows: int, device: torch.device) -> Self:
+        """Return the settings of B rows in a form that graphs of rounds share, if there is one."""
+        return self
 
     @abstractmethod
     def __call__(self, logits: Tensor, draft: Draft, history: History, first: Tensor) -> AnyDistribution:
@@ -166,18 +170,21 @@ class Sampler(RowSettings):
             with the token ids on that node's path: a list of known ones for all nodes at once, see
             `is_vectorized`, any other by a call for each node. A `Lockstep`, shared by its rows, is called
             once for their roots. Out-of-order decoding supports only the processors of `edges_of`.
+        numbers: set by `on_device`.
 
     Raises:
         InputError: a value outside its range.
     """
 
-    row_fields = named("top_k", "top_p", "min_p", "guidance_scale", "processors")
+    row_fields = named("top_k", "top_p", "min_p", "guidance_scale", "processors", "numbers")
+    converted = frozenset({"processors"})
 
     top_k: int | Sequence[int | None] | None = None
     top_p: float | Sequence[float | None] | None = None
     min_p: float | Sequence[float | None] | None = None
     guidance_scale: float | Sequence[float] = 1.0
     processors: Sequence[LogitsProcessorList | Lockstep] = ()
+    numbers: Tensor | None = None
 
     def __post_init__(self) -> None:
         for name in SAMPLING:
@@ -198,10 +205,65 @@ class Sampler(RowSettings):
         """Keep at most top_k tokens of warped distributions [B, n, V], ties included; see `part_ties`."""
         if self.greedy or not any(self.warping.top_k):
             return p
-        return part_ties(p, of_rows(self.warping.top_k, p, lambda k: k or math.inf))
+        return part_ties(p, limits(self.warping, p))
+
+    def on_device(self, rows: int, device: torch.device) -> Self:
+        """Return the settings with their numbers on the device: a CUDA graph stores those of the host.
+
+        The other fields become the same for all settings that use the same parts: 0.5 for a setting that
+        changes something, its neutral value for one that does not, and both if rows differ.
+        """
+        if type(self) is not Sampler or self.numbers is not None:
+            return self
+        numbers = torch.tensor(self.warping.numbers(rows), dtype=torch.float64, device=device).T.contiguous()
+        return self._using(self, numbers=numbers)
+
+    def _using(self, other: Self, **changed: Any) -> Self:
+        """Return the settings with all parts that these or other ones use."""
+        both = [(*a, *b) for a, b in zip(self.warping[:5], other.warping[:5], strict=True)]
+        temperature, top_k, top_p, min_p, scale = both
+        limit = power_of_two(int(max(top_k)))
+        return replace(
+            self,
+            temperature=tuple({0.5 if each else 0.0: 0 for each in sorted(temperature)}),
+            top_k=tuple({limit if each else 0: 0 for each in sorted(top_k)}),
+            top_p=tuple({0.5 if each < 1.0 else 1.0: 0 for each in sorted(top_p)}),
+            min_p=tuple({0.5 if each else 0.0: 0 for each in sorted(min_p)}),
+            guidance_scale=0.5 if any(each != 1.0 for each in scale) else 1.0,
+            **changed,
+        )
+
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        if self.numbers is None:
+            return super().part(rows, count)
+        own = {name: select(getattr(self, name), rows, count) for name in ("numbers", "processors")}
+        return self._prepared_as(replace(self, **own))
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        return self._merged(other, counts, lambda own, new: overwrite(own, slots, new, counts))
+
+    def _merged(self, other: Self, counts: tuple[int, int], merge: Callable[[Any, Any], Any]) -> Self:
+        """Return settings on the device, with the rows of both merged."""
+        changed: Keywords = {"numbers": merge(self.numbers, other.numbers)}
+        if self.processors or other.processors:
+            rows = [
+                [*(each.processors or [LogitsProcessorList()] * count)]
+                for each, count in zip((self, other), counts, strict=True)
+            ]
+            changed["processors"] = merge(*rows)
+        return self._prepared_as(other._prepared_as(self._using(other, **changed)))
+
+    def _prepared_as(self, other: Self) -> Self:
+        """Return other settings with prepared processors, if these have some."""
+        if other.processors and self._prepared:
+            for device, dtype, vocabulary in list(self._prepared):
+                other._vectorized(torch.empty(1, 1, vocabulary, dtype=dtype, device=device))
+        return other
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
         """Return the settings of these rows followed by those of another batch."""
+        if self.numbers is not None:
+            return self._merged(other, counts, lambda own, new: concat(own, new, counts))
         both: Keywords = {}
         for name in SAMPLING:
             both[name] = []
@@ -213,9 +275,16 @@ class Sampler(RowSettings):
             both["processors"] = [*(self.processors or [none] * rows), *(other.processors or [none] * others)]
         return replace(self, **both)
 
-    @once
+    @property
     def warping(self) -> Warping:
         """Guidance, temperature and truncation of every row, without the processors."""
+        if self.numbers is None:
+            return self._settings
+        warping = self._settings._replace(rows=self.numbers)
+        return warping.guidance() if self.greedy else warping
+
+    @once
+    def _settings(self) -> Warping:
         return Warping(
             values_of(self.temperature),
             tuple(k or 0 for k in values_of(self.top_k)),
@@ -236,7 +305,7 @@ class Sampler(RowSettings):
 
     def guided(self, logits: Tensor) -> Tensor:
         """Apply guidance to the model's logits, [B or 2B, n, V] -> [B, n, V]."""
-        return warp_logits(logits, Warping((0.0,), guidance_scale=self.warping.guidance_scale))
+        return warp_logits(logits, self.warping.guidance())
 
     def processed(self, logits: Tensor, draft: Tree, history: History) -> Tensor:
         """Apply processors to every node with the token ids of that node's own path."""
@@ -254,8 +323,12 @@ class Sampler(RowSettings):
         return self._prepared[key]
 
     @once
-    def _prepared(self) -> dict[tuple[object, ...], list[Vectorized]]:
+    def _prepared(self) -> dict[tuple[Any, ...], list[Vectorized]]:
         return {}
+
+    def constants(self) -> list[Any]:
+        """The prepared processors of the rows, whose tensors change with the rows."""
+        return [part for steps in self._prepared.values() for step in steps for part in step.parts()]
 
     def called_by_node(self, logits: Tensor, draft: Tree, history: Sequence[Sequence[int]]) -> Tensor:
         """Apply the processors of the other rows.
@@ -318,8 +391,7 @@ class Sampler(RowSettings):
         """True if all rows are greedy, False if none is; else a mask [B, 1, 1] on the device of `like`."""
         if self.greedy or 0.0 not in self.warping.temperature:
             return self.greedy
-        rows: Tensor = of_rows(self.warping.temperature, like) == 0.0
-        return rows
+        return greedy_rows(self.warping, like)
 
     def _scores(self, logits: Tensor, warping: Warping, shape: Sequence[int]) -> Scores:
         greedy = self.is_greedy(logits)

@@ -19,7 +19,7 @@ from typing import cast
 
 import torch
 
-from mmspec.core.rows import Rows, named
+from mmspec.core.rows import Rows, named, overwrite
 from mmspec.open_types import Keywords
 
 #: Parts of a call's time, each with a field `<part>_seconds`.
@@ -110,6 +110,15 @@ class DecodingStats(Rows):
     def joined(self, other: DecodingStats, counts: tuple[int, int]) -> DecodingStats:
         """Return these statistics merged with those of other rows; see `merge_stats`."""
         return merge_stats([self, other])
+
+    def overwritten(
+        self, slots: Sequence[int], other: DecodingStats, counts: tuple[int, int]
+    ) -> DecodingStats:
+        """Return these statistics merged with those of other rows, whose counts are in place of some."""
+        rows: Keywords = {
+            name: overwrite(getattr(self, name), slots, getattr(other, name), counts) for name in ROW_COUNTS
+        }
+        return replace(merge_stats([self, other]), **rows)
 
     def of_rows_alone(self) -> DecodingStats:
         """Return statistics with the per-row counts alone, without sums over other rows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -52,6 +53,8 @@ def create_app(
     async def run_engines(_app: FastAPI) -> AsyncIterator[None]:
         for engine in engines:
             engine.start()
+        for engine in engines:
+            await asyncio.to_thread(engine.is_ready.wait)
         try:
             yield
         finally:

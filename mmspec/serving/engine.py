@@ -187,12 +187,16 @@ class Engine:
 
     Rows enter between rounds in order of arrival. A cancelled request leaves before the next round. An error
     of one row does not affect the others; an error of a round ends its rows, and a new batch is opened.
+
+    Attributes:
+        is_ready: set when requests can enter, or the worker has ended.
     """
 
     def __init__(self, name: str, pipeline: Any, rows: int, max_waiting: int, metrics: ModelMetrics) -> None:
         self.name, self.pipeline, self.rows, self.metrics = name, pipeline, rows, metrics
         self.draws = isinstance(pipeline, ImageGenerationPipeline)
         self.waiting = WaitingRows(max_waiting)
+        self.is_ready = threading.Event()
         self._running: dict[Hashable, Row] = {}
         self._thread = threading.Thread(target=self._work, name=f"mmspec {name}", daemon=True)
         metrics.watch(lambda: len(self._running), lambda: len(self.waiting))
@@ -235,6 +239,7 @@ class Engine:
         except BaseException:
             logger.exception("the worker of %s has failed", self.name)
         finally:
+            self.is_ready.set()
             left = [*self.waiting.close(), *self._running.values()]
             self._running = {}
             self._fail(left, RequestError(503, "the model has stopped; see /health"))
@@ -242,6 +247,8 @@ class Engine:
     def _run_batch(self) -> None:
         """Decode until the server closes or a round fails."""
         with open_rows(self.pipeline, self.rows) as batch:
+            batch.capture()
+            self.is_ready.set()
             while True:
                 if not self._running:
                     self.waiting.wait()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.errors import InputError
-from mmspec.pipelines.running_batch import RowUpdate, check_rows_move
+from mmspec.pipelines.running_batch import RowUpdate, RunningBatch, check_rows_move
 from mmspec.pipelines.text_stream import TextDeltas
 from mmspec.serving.chat_settings import TextRules
 
@@ -62,6 +62,11 @@ class TextRows:
     def step(self) -> list[tuple[Hashable, Event]]:
         """Decode one round; return handles and events. Finished rows have left the batch."""
         return [(update.handle, self._event(update)) for update in self._batch.step()]
+
+    def capture(self) -> None:
+        """Capture the graphs of a compiled pipeline before the first row enters."""
+        if isinstance(self._batch, RunningBatch):
+            self._batch.capture()
 
     def cancel(self, handle: Hashable) -> None:
         """Cancel a row."""

@@ -109,6 +109,10 @@ class CausalState(CacheState):
         other.close()
         return replace(super().joined(other, counts), change=min(self.change, other.change))
 
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        other.close()
+        return replace(super().overwritten(slots, other, counts), change=min(self.change, other.change))
+
     def close(self) -> None:
         self.hidden.close()
 
@@ -172,10 +176,15 @@ class CausalTarget(ModelTarget[AnyState]):
         one_by_one = not (self.by_blocks or self.any_order or self.vector_size)
         return not one_by_one or treats_alike(self, prompt)
 
-    def graphs_of(self, state: AnyState) -> RoundGraphs | None:
+    @property
+    def graphs(self) -> RoundGraphs | None:
         if not isinstance(self.steps, CapturedForward) or self._changing:
             return None
         return self.steps.rounds
+
+    @property
+    def has_fixed_rows(self) -> bool:
+        return isinstance(self.steps, CapturedForward)
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

@@ -9,7 +9,7 @@ import inspect
 import logging
 import threading
 import weakref
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -21,7 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.cache import RaggedCache, mask_width
-from mmspec.core.graphs import Graph, Side, can_capture, capture
+from mmspec.core.graphs import Graph, Side, can_capture, capture, graphs_mode
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.open_types import AnyFunction, Inputs, Keywords
@@ -32,6 +32,7 @@ NOTHING: Inputs = {}
 MAX_GRAPHS = 32
 MAX_CACHES = 4
 LEAST_CAPACITY = 1024
+PATIENCE = 3  # calls of a shape before it is captured, if nobody has asked for it
 #: torch stops compiling after 8 compiled forms of a function, counted over all models, without these
 #: settings.
 FORMS = {"recompile_limit": 64, "isolate_recompiles": True}  # not in torch 2.11
@@ -167,17 +168,24 @@ class CapturedForward:
     Attributes:
         caches: the pool.
         rounds: graphs of whole rounds, which contain the forward pass.
+        patience: calls of a shape before it is captured.
     """
 
     def __init__(self, model: nn.Module, forward: Callable[[Inputs, RaggedCache], Tensor]) -> None:
         self._model, self._forward = model, forward
         self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
         self._side: Side | None = None
+        self._seen: Counter[Hashable] = Counter()
+        self.patience = PATIENCE if graphs_mode() == "auto" else 0
         self.caches = StaticCaches()
-        self.rounds = RoundGraphs(type(model).__name__)
+        self.rounds = RoundGraphs(type(model).__name__, 1 + self.patience)
 
     def __reduce__(self) -> tuple[type[CapturedForward], tuple[nn.Module, Callable[..., Tensor]]]:
         return type(self), (self._model, self._forward)
+
+    def capture_at_once(self) -> None:
+        """Capture each shape when it comes first."""
+        self.patience, self.rounds.patience = 0, 1
 
     def __call__(
         self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates | None = None
@@ -186,10 +194,13 @@ class CapturedForward:
         if not can_capture(cache.lengths.device):
             return self._forward(inputs, cache)
         leaves, structure = tree_flatten((inputs, cache.plan.slots))
-        # the slots are in the plan; a cache that grew has another address
+        # the slots are in the plan
         shapes = tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in leaves)
-        key = id(cache), cache.plan.capacity, cache.plan.width, id(taps), str(structure), shapes
+        key = cache.addresses, cache.plan.width, id(taps), str(structure), shapes
         if key not in self._graphs:
+            if self._seen[key] < self.patience:
+                self._seen[key] += 1
+                return self._forward(inputs, cache)
             while len(self._graphs) >= MAX_GRAPHS:
                 self._graphs.popitem(last=False)
             self._graphs[key] = self._try_capture(leaves, structure, cache, taps)
@@ -223,7 +234,7 @@ class CapturedForward:
                     device = cache.lengths.device
                     self._side = Side(torch.cuda.Stream(device), torch.cuda.graph_pool_handle())
                 graph = capture(forward, tuple(each.clone() for each in tensors_of(leaves)), self._side)
-                return Captured(graph, {} if taps is None else taps.take(), cache)
+                return Captured(graph, {} if taps is None else taps.take())
         except RuntimeError as error:
             where = entered[-1] if entered else "the forward pass"
             name = type(self._model).__name__
@@ -234,11 +245,13 @@ class CapturedForward:
 
 
 class Captured(NamedTuple):
-    """A captured forward pass: its graph, the hidden states that it writes, and the cache at its address."""
+    """A captured forward pass: its graph, and the hidden states that it writes.
+
+    It does not keep its cache: with another one at the same addresses it computes the same.
+    """
 
     graph: Graph
     taps: dict[int, Tensor]
-    cache: RaggedCache
 
 
 class StaticCaches:
@@ -251,6 +264,7 @@ class StaticCaches:
     def take(self, config: PreTrainedConfig, rows: int, capacity: int, device: torch.device) -> RaggedCache:
         """Return an empty, unused cache, from the pool or new; the arguments are those of `RaggedCache`."""
         capacity = mask_width(max(capacity, LEAST_CAPACITY), device)
+        self._caches = [cache for cache in self._caches if not cache.is_taken]
         for cache in self._caches:
             if cache.rows == rows and cache.plan.capacity >= capacity and self._is_free(cache):
                 cache.clear()
@@ -258,6 +272,7 @@ class StaticCaches:
         cache = RaggedCache(config, rows, capacity, device)
         if cache.recurrent:
             return cache
+        cache.keeps_buffers = True
         free = [each for each in self._caches if self._is_free(each)]
         if len(self._caches) >= MAX_CACHES and free:
             self._caches.remove(free[0])

@@ -142,6 +142,11 @@ class Observed(Rows):
             return super(Observed, self.newest()).joined(other.newest(), counts)
         return super().joined(other, counts)
 
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        if self.finite.shape[1] != other.finite.shape[1]:
+            return super(Observed, self.newest()).overwritten(slots, other.newest(), counts)
+        return super().overwritten(slots, other, counts)
+
     def newest(self) -> Self:
         """Return the last accepted node as a window of one node, as after a prompt."""
         node, draft = self.accepted[:, None], self.draft
@@ -197,6 +202,7 @@ class JacobiSession(DraftSession):
     row_fields = named("layouts", "random", "round", "sampler", "observed")
 
     sampler: Sampler
+    steps: Tensor = torch.empty(0, dtype=torch.long, device="cpu")
 
     def __init__(self, drafter: WindowDrafter, batch: PromptBatch) -> None:
         self.drafter, self.sampler, self.random = drafter, batch.sampler, batch.random
@@ -221,7 +227,8 @@ class JacobiSession(DraftSession):
         device = self.random.keys.device
         self.layouts, self.layout = layouts, layout_on(tuple(layouts), self.vocabulary, device)
         width = self.drafter.width(len(layouts) * (1 + self.sampler.is_guided))
-        self.steps = torch.arange(width, device=device)
+        if len(self.steps) != width:  # graphs of rounds store its address
+            self.steps = torch.arange(width, device=device)
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         if not self.drafter.branches:

@@ -111,24 +111,25 @@ def test_values_derived_before_a_replay_are_computed_anew() -> None:
     assert held.depth.tolist() == [[0, 1, 1]]
 
 
-def test_equal_processors_share_a_graph_and_others_do_not() -> None:
-    def penalised(*penalties: float) -> Sampler:
+def test_settings_of_the_same_parts_share_a_graph() -> None:
+    def penalised(*penalties: float, **settings: Any) -> Sampler:
         rows = [LogitsProcessorList([RepetitionPenaltyLogitsProcessor(each)]) for each in penalties]
-        return Sampler(0.9, processors=rows)
+        return Sampler(processors=rows, **settings)
 
-    samplers = [(1.3, 1.3, 1.3), (1.3, 1.3, 1.3), (3.0, 1.3, 1.3)]
+    samplers = [
+        penalised(1.3, 1.3, 1.3, temperature=0.9, top_p=0.9),
+        penalised(1.3, 1.3, 1.3, temperature=0.9, top_p=0.9),
+        penalised(3.0, 1.3, 1.1, temperature=(0.9, 1.4, 0.3), top_p=(0.9, 0.4, 0.7)),
+    ]
     drafter, rule = CASES["medusa"]()[0], SampleAndMatch()
     plain, target = CausalTarget(tiny_lm()), captured()
-    expected = [
-        decode(plain, PROMPTS, drafter, rule, penalised(*each), max_new_tokens=20) for each in samplers
-    ]
+    expected = [decode(plain, PROMPTS, drafter, rule, each, max_new_tokens=20) for each in samplers]
     with SimulatedGPU():
-        found = [
-            decode(target, PROMPTS, drafter, rule, penalised(*each), max_new_tokens=20) for each in samplers
-        ]
+        found = [decode(target, PROMPTS, drafter, rule, each, max_new_tokens=20) for each in samplers]
     assert all(map(same, found, expected))
     assert expected[0].outputs != expected[2].outputs
-    assert len(target.steps.rounds._graphs) == 2  # type: ignore[union-attr]
+    graphs = target.steps.rounds._graphs  # type: ignore[union-attr]
+    assert len(graphs) == 1 and None not in graphs.values()
 
 
 @pytest.mark.parametrize("accelerator", ["none", "eagle"])

@@ -1,7 +1,8 @@
 """Sampling from logits: classifier-free guidance, temperature, top-k, top-p, min-p, and the draw.
 
 The order of the steps is that of transformers. Each row of a batch may have its own settings. Settings are
-numbers on the host, so that nothing is read back from the device.
+numbers on the host, so that nothing is read back from the device. A CUDA graph stores such numbers; one that
+serves rows with other settings gets them as a tensor (`Warping.rows`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ CACHED_SETTINGS = (
     1024  # limit of cached tensors, of 512 bytes or more: served requests choose settings freely
 )
 _captured: dict[int, Tensor] = {}
+#: Columns of `Warping.rows`.
+SCALE, TEMPERATURE, TOP_K, TOP_P, MIN_P = range(5)
 
 
 class Warping(NamedTuple):
@@ -34,6 +37,8 @@ class Warping(NamedTuple):
         top_p: keep the smallest set of likeliest tokens whose mass reaches top_p; 1 keeps all.
         min_p: keep tokens at least min_p times as likely as the likeliest; 0 keeps all.
         guidance_scale: s of classifier-free guidance, u + s (c - u); 1 is off.
+        rows: [B, 5] float64 numbers of the rows on the device, as of `numbers`. The other fields then only
+            say which settings some rows use, and which some rows do not: of top_k, an upper bound.
     """
 
     temperature: tuple[float, ...] = (1.0,)
@@ -41,6 +46,7 @@ class Warping(NamedTuple):
     top_p: tuple[float, ...] = (1.0,)
     min_p: tuple[float, ...] = (0.0,)
     guidance_scale: tuple[float, ...] = (1.0,)
+    rows: Tensor | None = None
 
     @property
     def is_greedy(self) -> bool:
@@ -62,6 +68,29 @@ class Warping(NamedTuple):
         """Whether warping leaves the logits unchanged."""
         kept = self.is_greedy or not (self.truncates or any(t not in (0.0, 1.0) for t in self.temperature))
         return kept and not self.is_guided
+
+    def numbers(self, count: int) -> list[list[float]]:
+        """[5][B] scale, temperature, k, 1 - top_p and log min_p of each row; unused ones keep all tokens."""
+        settings = [
+            self.guidance_scale,
+            self.temperature,
+            [float(k or math.inf) for k in self.top_k],
+            [1.0 - p if p < 1.0 else NEG_INF for p in self.top_p],
+            [math.log(p) if p else NEG_INF for p in self.min_p],
+        ]
+        return [list(values) * (count if len(values) == 1 else 1) for values in settings]
+
+    def guidance(self) -> Warping:
+        """Return the settings without temperature and truncation."""
+        rows = self.rows
+        if rows is not None:
+            rows = torch.cat([rows[:, :TEMPERATURE], torch.zeros_like(rows[:, TEMPERATURE:])], 1)
+        return Warping((0.0,), guidance_scale=self.guidance_scale, rows=rows)
+
+    def column(self, index: int, like: Tensor) -> Tensor:
+        """[B, 1, 1] one of the numbers of the rows, with the dtype of `like`."""
+        assert self.rows is not None
+        return self.rows[:, index].to(like.dtype)[:, None, None]
 
 
 def warp_logits(logits: Tensor, warping: Warping) -> Tensor:
@@ -118,6 +147,7 @@ def _fake_warped(
     top_p: Sequence[float],
     min_p: Sequence[float],
     guidance_scale: Sequence[float],
+    rows: Tensor | None = None,
 ) -> Tensor:
     copies = 1 + any(scale != 1.0 for scale in guidance_scale)
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
@@ -132,9 +162,10 @@ def warped(
     top_p: Sequence[float],
     min_p: Sequence[float],
     guidance_scale: Sequence[float],
+    rows: Tensor | None = None,
 ) -> Tensor:
     """Like `warp_logits`, but always into a new tensor."""
-    warping = _settings(temperature, top_k, top_p, min_p, guidance_scale)
+    warping = _settings(temperature, top_k, top_p, min_p, guidance_scale, rows=rows)
     if is_fused(logits):
         from .sampling_triton import warp_triton
 
@@ -144,7 +175,7 @@ def warped(
 
 
 def _fake_sampled(logits: Tensor, key: Tensor | None, place: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    node, guidance_scale = rest[2], rest[-1]
+    node, guidance_scale = rest[2], rest[7]
     copies = 1 + any(scale != 1.0 for scale in guidance_scale)
     rows = len(logits) * logits.shape[1] // copies
     shape = (len(place), rows // max(len(place), 1)) if node is None else node.shape
@@ -164,9 +195,10 @@ def sampled(
     top_p: Sequence[float],
     min_p: Sequence[float],
     guidance_scale: Sequence[float],
+    rows: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Like `sample_tokens`, with tensors for stream and step."""
-    warping = _settings(temperature, top_k, top_p, min_p, guidance_scale)
+    warping = _settings(temperature, top_k, top_p, min_p, guidance_scale, rows=rows)
     if is_fused(logits):
         from .sampling_triton import sample_triton
 
@@ -178,8 +210,8 @@ def sampled(
     noise = philox_gumbel(key, place, stream, scores.shape[-1], step, scores.dtype)
     greedy: bool | Tensor = False
     if 0.0 in warping.temperature:
-        rows: Tensor = of_rows(warping.temperature, scores) == 0.0
-        greedy = rows.repeat_interleave(len(scores) // len(rows), 0)
+        is_greedy = greedy_rows(warping, scores)
+        greedy = is_greedy.repeat_interleave(len(scores) // len(is_greedy), 0)
     return race(scores, noise, node, greedy)
 
 
@@ -207,8 +239,9 @@ def race(
     return scores.argmax(-1), is_finite
 
 
-def _settings(*settings: Any) -> Warping:
-    return Warping(*map(tuple, settings))
+def _settings(*settings: Any, rows: Tensor | None) -> Warping:
+    temperature, top_k, top_p, min_p, guidance_scale = map(tuple, settings)
+    return Warping(temperature, top_k, top_p, min_p, guidance_scale, rows)
 
 
 def of_rows(values: Sequence[object], like: Tensor, of: Callable[[Any], float] = float) -> Any:
@@ -236,38 +269,69 @@ def _column(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype
         return torch.tensor(numbers, dtype=dtype, device=device)[:, None, None]
 
 
+def greedy_rows(warping: Warping, like: Tensor) -> Tensor:
+    """[B, 1, 1] which rows are greedy, if some are and others are not."""
+    if warping.rows is not None:
+        return warping.column(TEMPERATURE, like) == 0.0
+    rows: Tensor = of_rows(warping.temperature, like) == 0.0
+    return rows
+
+
+def limits(warping: Warping, like: Tensor) -> float | Tensor:
+    """The top_k of all rows, or of each [B, 1, 1]; infinite where all tokens are kept."""
+    if warping.rows is not None:
+        return warping.column(TOP_K, like)
+    found: float | Tensor = of_rows(warping.top_k, like, lambda k: k or math.inf)
+    return found
+
+
 def _warp(logits: Tensor, warping: Warping) -> Tensor:
     """Warp in torch: [B or 2B, m, V] -> [B, m, V]; the same tensor if nothing changes."""
-    logits = widen(logits)
+    logits, on_device = widen(logits), warping.rows is not None
     if warping.is_guided:
-        logits = _guide(logits, of_rows(warping.guidance_scale, logits))
+        scales = warping.column(SCALE, logits) if on_device else of_rows(warping.guidance_scale, logits)
+        logits = _guide(logits, scales)
     if warping.is_greedy:
         return logits
     result = logits
-    if any(value not in (0.0, 1.0) for value in warping.temperature):
+    if on_device:
+        divisor = warping.column(TEMPERATURE, logits)
+        result = _divide(logits, divisor.masked_fill(divisor == 0.0, 1.0))
+    elif any(value not in (0.0, 1.0) for value in warping.temperature):
         result = _divide(logits, of_rows(warping.temperature, logits, lambda value: value or 1.0))
     result = _truncate(result, warping)
     if 0.0 in warping.temperature and result is not logits:
-        result = torch.where(of_rows(warping.temperature, logits) == 0.0, logits, result)
+        result = torch.where(greedy_rows(warping, logits), logits, result)
     return result
 
 
 def _truncate(logits: Tensor, warping: Warping) -> Tensor:
     """Exclude tokens by top-k, then top-p, then min-p. logits: [B, m, V], after the temperature."""
-    vocabulary = logits.shape[-1]
-    counts = [k for k in warping.top_k if k and k < vocabulary]
+    vocabulary, on_device = logits.shape[-1], warping.rows is not None
+    counts = [min(k, vocabulary) if on_device else k for k in warping.top_k if k]
+    counts = [k for k in counts if on_device or k < vocabulary]
     if counts:
-        threshold = _kth(largest(logits, counts), of_rows(warping.top_k, logits, lambda k: k or math.inf))
+        # `largest` sorts only the places of the counts that it is given
+        tops = logits.topk(max(counts), dim=-1).values if on_device else largest(logits, counts)
+        threshold = _kth(tops, limits(warping, logits))
         logits = logits.masked_fill(logits < threshold, NEG_INF)
     if min(warping.top_p) < 1.0:
         ordered, order = sort_stably(logits)
         # Ascending, as in transformers: drop the tail whose mass is at most 1 - top_p, never the last.
-        tail = of_rows(warping.top_p, logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
+        tail: float | Tensor
+        if on_device:
+            tail = warping.column(TOP_P, logits)
+        else:
+            tail = of_rows(warping.top_p, logits, lambda top_p: 1.0 - top_p if top_p < 1.0 else NEG_INF)
         drop = ordered.softmax(-1).cumsum(-1) <= tail
         drop[..., -1] = False
         logits = logits.masked_fill(drop.scatter(-1, order, drop), NEG_INF)
     if any(warping.min_p):
-        below = of_rows(warping.min_p, logits, lambda min_p: math.log(min_p) if min_p else NEG_INF)
+        below: float | Tensor
+        if on_device:
+            below = warping.column(MIN_P, logits)
+        else:
+            below = of_rows(warping.min_p, logits, lambda min_p: math.log(min_p) if min_p else NEG_INF)
         logits = logits.masked_fill(logits < logits.amax(-1, keepdim=True) + below, NEG_INF)
     return logits
 

@@ -7,7 +7,6 @@ several kernels with a workspace. Thresholds are found by bisection on the bits 
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -425,13 +424,16 @@ def _launch(
     logits = rows_together(logits)
     rows, size = logits.shape[1:]
     batch = len(logits) // (1 + warping.is_guided)
-    settings = held(_numbers(warping, logits.device))
+    if warping.rows is None:
+        settings = held(_numbers(warping, logits.device))
+    else:
+        settings = warping.rows.to(torch.float32).T.contiguous()
     strides, counts = logits.stride()[:2], (settings.shape[1], out.shape[1], 1)
     if place is not None:
         counts = (settings.shape[1], out.shape[1], place.shape[1])
     token, warped = (None, out) if finite is None else (out, None)
     flags = {
-        "TOP_K": any(0 < k < size for k in warping.top_k),
+        "TOP_K": any(0 < k < size or (k and warping.rows is not None) for k in warping.top_k),
         "TOP_P": min(warping.top_p) < 1.0,
         "INDEX_BITS": (size - 1).bit_length() or 1,
     }
@@ -485,15 +487,7 @@ def row_warps(block: int) -> int:
 
 @functools.lru_cache(CACHED_SETTINGS)
 def _numbers(warping: Warping, device: torch.device) -> Tensor:
-    """[5, 1 or B] guidance scale, temperature, k, 1 - top_p and log min_p; disabled ones keep all tokens."""
-    count = max(map(len, warping))
-    numbers = [
-        warping.guidance_scale,
-        warping.temperature,
-        [float(k or math.inf) for k in warping.top_k],
-        [1.0 - p if p < 1.0 else -math.inf for p in warping.top_p],
-        [math.log(p) if p else -math.inf for p in warping.min_p],
-    ]
-    wide = [list(values) * (count if len(values) == 1 else 1) for values in numbers]
+    """[5, 1 or B] the settings, as of `Warping.numbers`."""
+    wide = warping.numbers(max(map(len, warping[:5])))
     with torch.inference_mode(False):
         return torch.tensor(wide, dtype=torch.float32, device=device)
