@@ -316,6 +316,7 @@ def decode_plainly(asked: GenerateCall, seed: int | None) -> tuple[Generated, De
         new_tokens=counts,
         rounds=rounds,
         target_forwards=tokens.shape[1],
+        drafted_rounds=[0] * len(counts),
         drafted=[0] * len(counts),
         accepted=[0] * len(counts),
         accepted_histograms=[Counter({0: count} if count else {}) for count in rounds],

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
+import signal
 import socket
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -30,6 +35,13 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 DRAIN_SECONDS = 20
+
+
+class LogFormat(StrEnum):
+    """Formats of the log."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 @unpack_options
@@ -95,6 +107,18 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="Format of the log on stderr: text or json, one line a request.")
+    ] = LogFormat.TEXT,
+    report: Annotated[
+        bool, typer.Option("--report", help="At the end, report on stderr what the drafts gave.")
+    ] = False,
+    report_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1, help="Seconds between reports; implies --report.", show_default="only at the end"
+        ),
+    ] = None,
     as_json: AsJson = False,
     *,
     how: LoadOptions,
@@ -114,6 +138,7 @@ def serve(
     from mmspec.serving.app import create_app, read_origin
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
+    from mmspec.serving.request_log import start_log
 
     limits = ServerLimits(
         max_waiting=queue,
@@ -137,7 +162,9 @@ def serve(
         what = accelerator, rows, limits, metrics, how, compiled
         engines = [load_engine(source, *what) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins)
-        run_server(application, listener, names, as_json=as_json)
+        start_log(as_json=log_format is LogFormat.JSON)
+        with reporting(metrics, names, report_seconds) if report or report_seconds else nullcontext():
+            run_server(application, listener, names, as_json=as_json)
 
 
 def check_installed(command: str, extra: str, *packages: str) -> None:
@@ -198,20 +225,45 @@ def load_engine(
     return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
 
 
+@contextmanager
+def reporting(metrics: Metrics, models: Sequence[str], seconds: float | None) -> Iterator[None]:
+    """Print the report of a server at the end, and every so many seconds."""
+    from mmspec.serving.report import report_text
+
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            note(report_text(metrics, models))
+
+    reporter = threading.Thread(target=repeat, name="mmspec report", daemon=True)
+    if seconds is not None:
+        reporter.start()
+    # uvicorn drains, and then sends the signal again, which would end the process before the report
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        ended.set()
+        if seconds is not None:
+            reporter.join()
+        note(report_text(metrics, models))
+
+
 def run_server(application: Any, listener: socket.socket, names: list[str], *, as_json: bool) -> None:
     """Serve until SIGTERM or Ctrl-C; Ctrl-C finishes running requests and exits with 130."""
     import uvicorn
 
     from mmspec.cli.console import print_result
 
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    logging.getLogger("mmspec.serving").setLevel(logging.INFO)
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     print_result({"url": url, "models": names}, f"{url} serves {', '.join(names)}", as_json)
     config = uvicorn.Config(
         application,
-        access_log=False,
+        access_log=False,  # `Guard` logs requests
+        log_config=None,  # uvicorn's warnings have the format of the log
         log_level="warning",
         lifespan="on",
         timeout_graceful_shutdown=DRAIN_SECONDS,

@@ -184,7 +184,7 @@ class Canvas(Rows):
         ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
         self._ends = ends.repeat(rows, 1)
         self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)
-        stats.new_tokens, stats.rounds = [0] * rows, [0] * rows
+        stats.new_tokens, stats.rounds, stats.drafted_rounds = [0] * rows, [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
         stats.accepted_histograms = [Counter() for _ in prompts]
 

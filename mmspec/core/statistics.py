@@ -24,7 +24,7 @@ from mmspec.open_types import Keywords
 
 #: Parts of a call's time, each with a field `<part>_seconds`.
 PARTS = ("prompt", "target", "draft", "verify")
-ROW_COUNTS = ("new_tokens", "rounds", "drafted", "accepted", "accepted_histograms")
+ROW_COUNTS = ("new_tokens", "rounds", "drafted_rounds", "drafted", "accepted", "accepted_histograms")
 # merged statistics take the last value of LATEST, the largest of LARGEST, and the sum of all other fields
 LATEST = ("accelerator", "exactness", "keeps", "prompt_forwards")
 LARGEST = ("tv_max", "drift_max", "cache_bytes")
@@ -41,6 +41,7 @@ class DecodingStats(Rows):
         keeps: the distribution that "exact" refers to, in words, for models with more than one.
         new_tokens: tokens emitted, per row.
         rounds: scoring forward passes in which a row was active, per row.
+        drafted_rounds: how many of these rounds scored a draft, per row.
         target_forwards: forward passes of the target for the batch, the prefill included.
         prompt_forwards: 1 if a prefill decides the first token of each row; 0 if there is no prefill.
         drafted: draft tokens proposed while a row was active, per row.
@@ -69,6 +70,7 @@ class DecodingStats(Rows):
     keeps: str = ""
     new_tokens: list[int] = field(default_factory=list)
     rounds: list[int] = field(default_factory=list)
+    drafted_rounds: list[int] = field(default_factory=list)
     target_forwards: int = 0
     prompt_forwards: int = 1
     drafted: list[int] = field(default_factory=list)
@@ -95,6 +97,7 @@ class DecodingStats(Rows):
     def count_round(self, row: int, drafted: int, accepted: int, faulty: int) -> None:
         """Count one scoring forward pass of an active row."""
         self.rounds[row] += 1
+        self.drafted_rounds[row] += drafted > 0
         self.drafted[row] += drafted
         self.accepted[row] += accepted
         self.draft_faults += faulty

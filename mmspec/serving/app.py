@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from fastapi_offline import FastAPIOffline
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -25,6 +26,8 @@ from mmspec.serving.images import image_routes
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
 from mmspec.serving.models import Models, model_routes
+from mmspec.serving.openapi import complete_document
+from mmspec.serving.page import page_routes
 
 __all__ = ["create_app", "read_origin"]
 
@@ -61,9 +64,20 @@ def create_app(
             for engine in engines:
                 engine.close()
 
-    app = FastAPI(title="mmspec", version=__version__, lifespan=run_engines)
+    app = FastAPIOffline(  # its /docs load nothing from other servers
+        title="mmspec",
+        version=__version__,
+        lifespan=run_engines,
+        redoc_url=None,
+        swagger_ui_parameters={"validatorUrl": None},
+    )
     models = Models(engines)
-    for routes in (chat_routes(models, limits), image_routes(models, limits), model_routes(models)):
+    for routes in (
+        page_routes(engines, limits, has_key=api_key is not None),
+        chat_routes(models, limits),
+        image_routes(models, limits),
+        model_routes(models),
+    ):
         app.include_router(routes)
 
     @app.get("/health")
@@ -76,6 +90,8 @@ def create_app(
     @app.get("/metrics")
     async def show_metrics() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    complete_document(app, has_key=api_key is not None)
 
     async def answer_error(_request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):

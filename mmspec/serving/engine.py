@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import Any
 
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics
+from mmspec.serving.request_log import fields_of, request_id
 from mmspec.serving.rows import Event, TextRows, open_rows
 
 __all__ = ["Engine", "Ticket"]
@@ -66,6 +68,9 @@ class Ticket:
         self.rows = [Row(prompt, one, self, index) for index, one in enumerate(settings)]
         self.began = perf_counter()
         self.prompt_tokens = 0
+        self.request_id = request_id.get()  # for the log of the worker, which serves all requests
+        self.stats: list[DecodingStats] = []  # of finished rows
+        self.first_token_seconds: float | None = None
         self.is_cancelled = False  # set here, read by the worker before each round
 
     async def entered(self, seconds: float) -> None:
@@ -109,7 +114,11 @@ class Ticket:
             )
             if event.error is not None:
                 raise event.error
-            running -= event.finish_reason is not None
+            if self.first_token_seconds is None:
+                self.first_token_seconds = perf_counter() - self.began
+            if event.finish_reason is not None:
+                self.stats.append(event.output.stats)
+                running -= 1
             yield index, event
 
     async def _next(self, deadline: Callable[[], float], what: str) -> tuple[int, Event]:
@@ -199,7 +208,12 @@ class Engine:
         self.is_ready = threading.Event()
         self._running: dict[Hashable, Row] = {}
         self._thread = threading.Thread(target=self._work, name=f"mmspec {name}", daemon=True)
-        metrics.watch(lambda: len(self._running), lambda: len(self.waiting))
+        metrics.watch(lambda: self.running, lambda: len(self.waiting))
+
+    @property
+    def running(self) -> int:
+        """Number of rows in the batch."""
+        return len(self._running)
 
     @property
     def is_alive(self) -> bool:
@@ -267,7 +281,8 @@ class Engine:
                 try:
                     updates = batch.step()
                 except Exception as error:
-                    logger.exception("a round of %s has failed", self.name)
+                    ids = [row.ticket.request_id for row in self._running.values()]
+                    logger.exception("a round of %s has failed", self.name, extra=fields_of(ids=ids))
                     failed, self._running = list(self._running.values()), {}
                     self._fail(failed, error)
                     return
@@ -284,7 +299,8 @@ class Engine:
             return False
         except Exception as error:
             if not isinstance(error, InputError):
-                logger.exception("a request to %s could not enter the batch", self.name)
+                about = fields_of(id=row.ticket.request_id)
+                logger.exception("a request to %s could not enter the batch", self.name, extra=about)
             self._fail([row], error)
         else:
             self._running[handle] = row
@@ -302,7 +318,8 @@ class Engine:
         del self._running[handle]
         if event.error is not None:
             if not isinstance(event.error, MMSpecError):
-                logger.error("a row of %s has failed", self.name, exc_info=event.error)
+                about = fields_of(id=row.ticket.request_id)
+                logger.error("a row of %s has failed", self.name, exc_info=event.error, extra=about)
             self._fail([row], event.error)
         elif event.finish_reason is not None:
             self.metrics.count_finished(event.finish_reason, event.output.stats, row.ticket.began)

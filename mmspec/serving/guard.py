@@ -8,13 +8,13 @@ import logging
 import re
 import uuid
 from contextlib import ExitStack
-from time import perf_counter
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mmspec.serving.errors import RequestError, error_response
 from mmspec.serving.limits import ServerLimits
+from mmspec.serving.request_log import RECORD, RequestRecord, fields_of, request_id
 
 __all__ = ["END", "Guard"]
 
@@ -28,7 +28,7 @@ class Guard:
     """ASGI middleware in which requests begin and end.
 
     It reads the whole body, within its limit, before it calls the application. Disconnecting cancels the
-    application. The log has ids, sizes and times, never a prompt.
+    application. Each request is one line of the log, which never has a prompt.
     """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits, api_key: str | None = None) -> None:
@@ -39,28 +39,25 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers, began = Headers(scope=scope), perf_counter()
+        headers = Headers(scope=scope)
         named = headers.get("x-request-id", "")
-        sender = Sender(send, named if REQUEST_ID.fullmatch(named) else uuid.uuid4().hex, self._limits)
-        size = 0
+        own = named if REQUEST_ID.fullmatch(named) else uuid.uuid4().hex
+        record = scope[RECORD] = RequestRecord(own, scope["method"], scope["path"])
+        sender = Sender(send, own, self._limits)
+        named_in_log = request_id.set(own)
         try:
             self._check_key(scope["path"], headers)
             body = await self._read(headers, receive)
-            size = len(body)
+            record.size = len(body)
             with ExitStack() as scope[END]:
                 await run_until_gone(self._app, scope, body, receive, sender)
         except RequestError as error:
             await error_response(error)(scope, receive, sender)
         finally:
-            logger.info(
-                "%s %s %s: %s, %d bytes, %.3f s",
-                sender.request_id,
-                scope["method"],
-                scope["path"],
-                sender.status if sender.is_complete else 499,
-                size,
-                perf_counter() - began,
-            )
+            if sender.is_complete:
+                record.status = sender.status
+            logger.info("request", extra=fields_of(**record.fields()))
+            request_id.reset(named_in_log)
 
     def _check_key(self, path: str, headers: Headers) -> None:
         if self._key is None or not path.startswith("/v1"):

@@ -28,6 +28,7 @@ class Metrics:
         self.accepted_per_position = self._counter(
             "spec_decode_num_accepted_tokens_per_pos", "Draft tokens accepted at this position", "position"
         )
+        self.rounds = self._counter("rounds", "Rounds of finished rows", "", "mmspec")
         self.tokens = self._counter("generation_tokens", "Tokens generated")
         self.forwards = self._counter("target_forwards", "Forward passes of finished rows", "", "mmspec")
         self.finished = self._counter("request_success", "Finished rows", "finished_reason")
@@ -54,7 +55,7 @@ class ModelMetrics:
     def __init__(self, metrics: Metrics, name: str) -> None:
         self._of, self._name = metrics, name
         self.failed, self.cancelled = metrics.failed.labels(name), metrics.cancelled.labels(name)
-        for counter in ("drafts", "draft_tokens", "accepted", "tokens", "forwards"):
+        for counter in ("drafts", "draft_tokens", "accepted", "rounds", "tokens", "forwards"):
             getattr(metrics, counter).labels(name)
 
     def watch(self, running: Callable[[], float], waiting: Callable[[], float]) -> None:
@@ -66,12 +67,13 @@ class ModelMetrics:
         """Count a finished row with its statistics."""
         of, name = self._of, self._name
         if drafted := sum(stats.drafted):
-            of.drafts.labels(name).inc(sum(stats.rounds))
+            of.drafts.labels(name).inc(sum(stats.drafted_rounds))
             of.draft_tokens.labels(name).inc(drafted)
             of.accepted.labels(name).inc(sum(stats.accepted))
             for position in range(max(stats.accepted_histogram, default=0)):
                 reached = sum(n for length, n in stats.accepted_histogram.items() if length > position)
                 of.accepted_per_position.labels(name, str(position)).inc(reached)
+        of.rounds.labels(name).inc(sum(stats.rounds))
         of.tokens.labels(name).inc(sum(stats.new_tokens))
         of.forwards.labels(name).inc(sum(stats.nfe))
         of.finished.labels(name, REASONS.get(reason, reason)).inc()

@@ -11,6 +11,7 @@ from mmspec.open_types import Json, Keywords
 from mmspec.serving.engine import Engine, Ticket
 from mmspec.serving.errors import RequestError
 from mmspec.serving.guard import END
+from mmspec.serving.request_log import RECORD, RequestRecord
 
 __all__ = ["Models", "model_routes"]
 
@@ -53,6 +54,8 @@ class Models:
         """Queue a request; disconnecting cancels it."""
         ticket = engine.submit(prompt, settings, names)
         request.scope[END].callback(engine.cancel, ticket)
+        record: RequestRecord = request.scope[RECORD]
+        record.model, record.ticket = engine.name, ticket
         return ticket
 
 

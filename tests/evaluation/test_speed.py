@@ -21,6 +21,7 @@ def stats(new_tokens=10, rounds=9, accepted=0, drafted=0, histogram=None, **more
     return DecodingStats(
         new_tokens=[new_tokens],
         rounds=[rounds],
+        drafted_rounds=[rounds if drafted else 0],
         target_forwards=rounds + 1,
         accepted=[accepted],
         drafted=[drafted],
