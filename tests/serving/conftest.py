@@ -34,6 +34,7 @@ class Server:
     url: str
     engines: dict[str, Engine]
     client: openai.OpenAI
+    metrics: Metrics
 
     def chat(self, text: str, **settings: object):
         return self.client.chat.completions.create(
@@ -92,7 +93,7 @@ def running(
     client = openai.OpenAI(base_url=f"{url}/v1", api_key=api_key or "none", max_retries=0, timeout=PATIENCE)
     try:
         until(lambda: server.started)
-        yield Server(url, engines, client)
+        yield Server(url, engines, client, metrics)
     finally:
         client.close()
         server.should_exit = True
