@@ -302,6 +302,9 @@ class Engine:
                 about = fields_of(id=row.ticket.request_id)
                 logger.exception("a request to %s could not enter the batch", self.name, extra=about)
             self._fail([row], error)
+        except BaseException:  # ends the worker, which answers the rows of the batch and of the queue
+            self.waiting.put_back(row)
+            raise
         else:
             self._running[handle] = row
             row.tell(event)

@@ -52,7 +52,7 @@ class RequestRecord:
         self._began = perf_counter()
 
     def fields(self) -> Json:
-        """Return the fields of the line. Fields about tokens are missing until rows have entered the batch."""
+        """Return the fields of the line; those about tokens are missing if no rows entered the queue."""
         found: Json = {
             "id": self.id,
             "method": self.method,

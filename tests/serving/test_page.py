@@ -73,7 +73,10 @@ def test_pages_fit_a_phone_and_load_nothing_from_elsewhere(server, browser, path
         page.goto(server.url + path)
         if path == "/docs":
             page.wait_for_selector(".opblock-summary-path")
-            paths = [one.inner_text().replace("\u200b", "") for one in page.query_selector_all(".opblock-summary-path")]
+            paths = [
+                one.inner_text().replace("\u200b", "")
+                for one in page.query_selector_all(".opblock-summary-path")
+            ]
             assert set(paths) == set(fetch(server, "/openapi.json").json()["paths"])
         assert columns_fit(page)
 
@@ -92,7 +95,9 @@ def test_each_route_is_described(server):
 def test_answers_have_the_described_form(server):
     document = fetch(server, "/openapi.json").json()
 
-    def judge(path: str, answer: object, status: str = "200", method: str = "get", media: str = "application/json"):
+    def judge(
+        path: str, answer: object, status: str = "200", method: str = "get", media: str = "application/json"
+    ):
         schema = document["paths"][path][method]["responses"][status]["content"][media]["schema"]
         jsonschema.validate(answer, {**schema, "components": document["components"]})
         with pytest.raises(jsonschema.ValidationError):

@@ -16,9 +16,7 @@ PROMPTS = ["Describe the picture.", "write a long description of the picture.", 
 
 @functools.cache
 def pipeline(accelerator: str) -> MMSpecPipeline:
-    return MMSpecPipeline.from_pretrained(
-        "assets/scenes-llava", accelerator=accelerator, dtype=torch.float32
-    )
+    return MMSpecPipeline.from_pretrained("assets/scenes-llava", accelerator=accelerator, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("accelerator", ["none", "copy", "flash"])
@@ -58,8 +56,10 @@ def test_the_text_of_a_report():
     metrics = Metrics()
     metrics.of_model("x"), metrics.of_model("y")
     assert report_text(metrics, ["x", "y"]) == (
-        "x: 0 rows finished, 0 failed, 0 cancelled\n  0 tokens, 1.00 per forward pass; 0% of 0 rounds drafted\n"
-        "y: 0 rows finished, 0 failed, 0 cancelled\n  0 tokens, 1.00 per forward pass; 0% of 0 rounds drafted"
+        "x: 0 rows finished, 0 failed, 0 cancelled\n"
+        "  0 tokens, 1.00 per forward pass; 0% of 0 rounds drafted\n"
+        "y: 0 rows finished, 0 failed, 0 cancelled\n"
+        "  0 tokens, 1.00 per forward pass; 0% of 0 rounds drafted"
     )
     drafts = {"drafts": 4, "draft_tokens": 12, "accepted": 5, "rounds": 10, "tokens": 16, "forwards": 11}
     for name, value in drafts.items():
