@@ -85,6 +85,7 @@ def example_of(engines: Sequence[Engine], url: str, has_key: bool) -> str:
     if engine.draws:
         body = {"model": engine.name, "prompt": "a red ring left of a small blue cross", "seed": 1}
     route = "v1/images/generations" if engine.draws else "v1/chat/completions"
-    key = " -H 'Authorization: Bearer KEY'" if has_key else ""
-    sent = shlex.quote(json.dumps(body, indent=2, ensure_ascii=False))
-    return f"curl {shlex.quote(url + route)} -H 'Content-Type: application/json'{key} -d {sent}"
+    headers = ["Content-Type: application/json", *["Authorization: Bearer KEY"] * has_key]
+    sent = json.dumps(body, indent=2, ensure_ascii=False)
+    parts = ["curl " + shlex.quote(url + route), *("-H " + shlex.quote(each) for each in headers)]
+    return " \\\n  ".join([*parts, "-d " + shlex.quote(sent)])
