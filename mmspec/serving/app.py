@@ -18,6 +18,7 @@ from starlette.types import ASGIApp
 from mmspec import __version__
 from mmspec.errors import InputError, MMSpecError
 from mmspec.serving.chat import chat_routes
+from mmspec.serving.completions import completion_routes
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError, error_response, field_error
 from mmspec.serving.guard import Guard
@@ -63,8 +64,9 @@ def create_app(
 
     app = FastAPI(title="mmspec", version=__version__, lifespan=run_engines)
     models = Models(engines)
-    for routes in (chat_routes(models, limits), image_routes(models, limits), model_routes(models)):
-        app.include_router(routes)
+    for routes in (chat_routes, completion_routes, image_routes):
+        app.include_router(routes(models, limits))
+    app.include_router(model_routes(models))
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -77,9 +79,12 @@ def create_app(
     async def show_metrics() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    async def answer_error(_request: Request, error: Exception) -> JSONResponse:
+    async def answer_error(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):
             error = field_error(error.errors(), error.body)
+        elif isinstance(error, HTTPException) and error.status_code == 404:
+            text = f"this server has no route {request.url.path[:80]!r}; it has {', '.join(routes_of(app))}"
+            error = RequestError(404, text, code="unknown_route")
         elif isinstance(error, HTTPException):
             error = RequestError(error.status_code, str(error.detail))
         return error_response(error)
@@ -96,6 +101,12 @@ def create_app(
         allow_headers=["*"],
         expose_headers=["Retry-After", "X-Request-ID"],
     )
+
+
+def routes_of(app: FastAPI) -> list[str]:
+    """Return the routes of models and their methods, such as "POST /v1/completions"."""
+    own = {path: methods for path, methods in app.openapi()["paths"].items() if path.startswith("/v1")}
+    return [f"{method.upper()} {path}" for path, methods in own.items() for method in methods]
 
 
 def read_origin(origin: str) -> str:

@@ -104,9 +104,17 @@ def field_error(problems: Sequence[Json], body: object) -> RequestError:
     deepest = max(paths, key=len)
     shown = [problem for path, problem in zip(paths, problems, strict=True) if path == deepest]
     where = written(deepest)
-    text = "; or: ".join(dict.fromkeys(problem["msg"] for problem in shown))
+    text = "; or: ".join(dict.fromkeys(message_of(problem) for problem in shown))
     code = shown[0]["type"] if shown[0]["type"] in OWN_CODES else None
     return RequestError(400, f"{where or 'body'}: {text}", where or None, code)
+
+
+def message_of(problem: Json) -> str:
+    """Return the message for a problem; for a part of an unknown type, it names the known ones."""
+    if problem["type"] != "union_tag_invalid":
+        return str(problem["msg"])
+    known, given = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
+    return f"must be one of {known}, the parts that this server reads; got {given[:80]!r}"
 
 
 def find_path(problem: Json, body: object) -> list[str | int]:

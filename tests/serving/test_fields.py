@@ -3,11 +3,12 @@
 import pytest
 from pydantic import ValidationError
 
-from mmspec.call_fields import CALL_FIELDS, CHAT_NAMES
+from mmspec.call_fields import CHAT_NAMES, SAME_IN_REQUESTS
 from mmspec.messages import MESSAGE, PARTS
 from mmspec.serving.errors import field_error
 from mmspec.serving.schemas import (
     ChatRequest,
+    CompletionRequest,
     ImagePart,
     ImageRequest,
     ImageUrl,
@@ -45,7 +46,7 @@ def param(model, body):
 
 
 BODIES = {ChatRequest: {"messages": [ASKED]}, ImageRequest: {"prompt": "a"}, Message: ASKED}
-BODIES |= {ImageUrl: {"url": "data:"}, StreamOptions: {}}
+BODIES |= {CompletionRequest: {"prompt": "a"}, ImageUrl: {"url": "data:"}, StreamOptions: {}}
 
 
 def test_no_field_is_taken_without_a_meaning():
@@ -66,7 +67,9 @@ def test_no_field_is_taken_without_a_meaning():
 def test_chats_name_the_fields_of_pipelines_as_the_table_says():
     fields = set(ChatRequest.model_fields)
     assert set(CHAT_NAMES.values()) <= fields
-    assert fields & set(CALL_FIELDS) == {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    same = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    same |= {"presence_penalty", "frequency_penalty"}
+    assert fields & set(SAME_IN_REQUESTS) == same
 
 
 PART = {"type": "text", "text": "a"}
@@ -176,11 +179,22 @@ WRONG = [
     ({"stop": ""}, "stop"),
     ({"stop": ["x"] * 10_000}, "stop"),
     ({"stream": "yes"}, "stream"),
-    ({"logit_bias": {"1": 2}}, "logit_bias"),
+    ({"logit_bias": {"418": 2}}, "logit_bias.418"),
+    ({"logit_bias": {"red": 2}}, "logit_bias.red"),
+    ({"logit_bias": {"1": -101}}, "logit_bias.1"),
+    ({"logit_bias": {"5": 100, "6": 2}, "allowed_token_ids": [6]}, "allowed_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [3, 418]}, "allowed_token_ids[1]"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"logprobs": True}, "logprobs"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "alloy"}}, "audio"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"model": "scenes-llamagen"}, "model"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
