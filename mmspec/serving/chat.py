@@ -24,7 +24,7 @@ from mmspec.serving.errors import as_request_error
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import REASONS
 from mmspec.serving.models import Models
-from mmspec.serving.schemas import ChatRequest, TextRequest
+from mmspec.serving.schemas import ChatRequest, TextPart, TextRequest
 from mmspec.serving.token_entries import EntryQueue, TokenEntry
 
 __all__ = ["Answer", "Delta", "StopText", "chat_routes"]
@@ -45,7 +45,8 @@ def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
         prompt = await to_thread.run_sync(read_messages, body.messages, limits)
         ticket = models.submit(request, engine, [prompt] * len(settings), settings, chat_names(body))
         await ticket.entered(limits.wait_seconds)
-        return await ChatAnswer(engine.name, body, ticket, limits).respond()
+        starts = [echoed(body)] * len(settings)
+        return await ChatAnswer(engine.name, body, ticket, limits, starts).respond()
 
     return routes
 
@@ -114,6 +115,7 @@ class Answer(ABC):
         body: the request.
         ticket: its rows, which have entered the batch.
         limits: limits on requests.
+        starts: text in front of each choice.
 
     Attributes:
         kind: of the whole response, as OpenAI's API names it.
@@ -125,8 +127,11 @@ class Answer(ABC):
     kind_of_chunk: str
     prefix: str
 
-    def __init__(self, model: str, body: TextRequest, ticket: Ticket, limits: ServerLimits) -> None:
-        self.body, self._ticket, self._seconds = body, ticket, limits.run_seconds
+    def __init__(
+        self, model: str, body: TextRequest, ticket: Ticket, limits: ServerLimits, starts: Sequence[str]
+    ) -> None:
+        self.body, self.starts = body, starts
+        self._ticket, self._seconds = ticket, limits.run_seconds
         stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
         self._texts = [StopText(stops, body.include_stop_str_in_output) for _ in ticket.rows]
         self._entries = [EntryQueue() for _ in ticket.rows]
@@ -224,13 +229,13 @@ class ChatAnswer(Answer):
     def _choice(self, whole: Delta) -> Json:
         return {
             "index": whole.index,
-            "message": {"role": "assistant", "content": whole.text},
+            "message": {"role": "assistant", "content": self.starts[whole.index] + whole.text},
             "logprobs": self._logprobs(whole),
             "finish_reason": whole.reason,
         }
 
     def _first_chunks(self, index: int) -> list[Json]:
-        return [self._chunk(index, {"role": "assistant", "content": ""})]
+        return [self._chunk(index, {"role": "assistant", "content": self.starts[index]})]
 
     def _chunks(self, delta: Delta) -> list[Json]:
         chunks = []
@@ -252,6 +257,16 @@ class ChatAnswer(Answer):
             {**shown(entry), "top_logprobs": [shown(one) for one in entry.top]} for _, entry in delta.entries
         ]
         return {"content": content, "refusal": None}
+
+
+def echoed(body: ChatRequest) -> str:
+    """Return the text of a last message of the assistant if the request asks for it, else ""."""
+    last = body.messages[-1]
+    if not body.echo or last.role != "assistant":
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "".join(part.text for part in last.content if isinstance(part, TextPart))
 
 
 def shown(entry: TokenEntry) -> Json:

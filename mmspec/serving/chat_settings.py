@@ -19,10 +19,10 @@ from mmspec.serving.token_entries import TokenPieces
 from mmspec.validation import given_of
 
 __all__ = [
-    "NAMES",
     "TextRules",
     "chat_names",
     "chat_settings",
+    "names_of",
     "read_messages",
     "same_fields",
     "seeded",
@@ -157,6 +157,7 @@ def text_settings(body: TextRequest, limits: ServerLimits, usual: int, name: str
     # -1 is vLLM's "no limit"; a temperature alone implies top_k 50 in transformers, and none for OpenAI
     has_no_limit = body.top_k == -1 or (body.top_k is None and body.temperature)
     given = given_of(
+        response_format=format_of(body),
         max_new_tokens=most,
         min_new_tokens=body.min_tokens or None,
         top_k=0 if has_no_limit else body.top_k,
@@ -164,6 +165,36 @@ def text_settings(body: TextRequest, limits: ServerLimits, usual: int, name: str
         stops_in_prompt=False if stops else None,
     )
     return {**same_fields(body), **given, "rules": TextRules(body)}
+
+
+def format_of(body: TextRequest) -> dict[str, Any] | None:
+    """Return the format of an answer, which the pipeline reads; None for free text.
+
+    Raises:
+        InputError: two formats are given, or the format has no schema or no end.
+    """
+    given, name = body.response_format, "response_format"
+    if body.structured_outputs is not None:
+        if given not in (None, {"type": "text"}):
+            raise InputError(
+                "structured_outputs", body.structured_outputs, f"cannot be combined with `{name}`"
+            )
+        given, name = body.structured_outputs, "structured_outputs"
+    if given in (None, {"type": "text"}):
+        return None
+    named = given.get("json_schema")
+    if given.get("type") == "json_schema" and not (isinstance(named, dict) and "schema" in named):
+        raise InputError(f"{name}.json_schema", named, 'must be an object with the key "schema"')
+    if body.ignore_eos and not body.stop_token_ids:
+        raise InputError(
+            "ignore_eos", True, f"cannot be combined with `{name}`, whose answer ends with a token"
+        )
+    return given
+
+
+def names_of(body: TextRequest) -> dict[str, str]:
+    """Return the field names of a request by pipeline argument."""
+    return NAMES if body.structured_outputs is None else {**NAMES, "response_format": "structured_outputs"}
 
 
 def same_fields(body: Strict) -> dict[str, Any]:
@@ -181,7 +212,7 @@ def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[
 def chat_names(body: ChatRequest) -> dict[str, str]:
     """Return the field names of a chat request by pipeline argument."""
     most = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return {**NAMES, "max_new_tokens": most}
+    return {**names_of(body), "max_new_tokens": most}
 
 
 def turn_settings(body: ChatRequest) -> dict[str, Any]:

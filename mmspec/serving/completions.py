@@ -12,8 +12,7 @@ from mmspec.errors import InputError
 from mmspec.open_types import Json
 from mmspec.pipelines.text_stream import decode
 from mmspec.serving.chat import Answer, Delta
-from mmspec.serving.chat_settings import NAMES, seeded, text_settings
-from mmspec.serving.engine import Ticket
+from mmspec.serving.chat_settings import names_of, seeded, text_settings
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.models import Models
@@ -21,9 +20,6 @@ from mmspec.serving.schemas import CompletionRequest
 from mmspec.validation import given_of
 
 __all__ = ["completion_routes"]
-
-#: Field names of completions by pipeline argument.
-COMPLETION_NAMES = NAMES | {"prompt": "prompt", "images": "prompt"}
 
 
 def completion_routes(models: Models, limits: ServerLimits) -> APIRouter:
@@ -39,7 +35,8 @@ def completion_routes(models: Models, limits: ServerLimits) -> APIRouter:
             text = f"prompt must ask for at most {limits.max_waiting} answers (max_waiting); got "
             raise RequestError(400, f"{text}{len(prompts)} prompts with n={body.n}", "prompt")
         rows = [prompt for prompt in prompts for _ in range(body.n)]
-        ticket = models.submit(request, engine, rows, settings, COMPLETION_NAMES)
+        names = {**names_of(body), "prompt": "prompt", "images": "prompt"}
+        ticket = models.submit(request, engine, rows, settings, names)
         await ticket.entered(limits.wait_seconds)
         starts = [""] * len(rows)
         if body.echo:
@@ -78,32 +75,17 @@ def text_of(prompt: str | Sequence[int], tokenizer: Any, skip_special_tokens: bo
 
 
 class CompletionAnswer(Answer):
-    """Response of `/v1/completions`.
-
-    Args:
-        starts: text in front of each choice.
-    """
+    """Response of `/v1/completions`."""
 
     body: CompletionRequest
     kind = kind_of_chunk = "text_completion"
     prefix = "cmpl"
 
-    def __init__(
-        self,
-        model: str,
-        body: CompletionRequest,
-        ticket: Ticket,
-        limits: ServerLimits,
-        starts: Sequence[str],
-    ) -> None:
-        super().__init__(model, body, ticket, limits)
-        self._starts = starts
-
     def _choice(self, whole: Delta) -> Json:
-        return self._part(whole.index, self._starts[whole.index] + whole.text, whole, whole.reason)
+        return self._part(whole.index, self.starts[whole.index] + whole.text, whole, whole.reason)
 
     def _first_chunks(self, index: int) -> list[Json]:
-        start = self._starts[index]
+        start = self.starts[index]
         return [self._part(index, start, Delta(index, "", [], None))] if start else []
 
     def _chunks(self, delta: Delta) -> list[Json]:

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from fastapi.responses import JSONResponse
 
-from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
+from mmspec.errors import (
+    InputError,
+    MissingDependencyError,
+    MMSpecError,
+    NumericalError,
+    UnsupportedModelError,
+)
 from mmspec.open_types import Json
 
 __all__ = [
@@ -64,10 +70,10 @@ def as_request_error(error: BaseException, names: Mapping[str, str] | None = Non
     if isinstance(error, RequestError):
         return error
     if isinstance(error, InputError):
-        name, _, place = error.argument.partition("[")
-        param = (names or {}).get(name, name) + (KEY.sub(r".\1", f"[{place}") if place else "")
+        name = re.split(r"[.\[]", error.argument, maxsplit=1)[0]
+        param = (names or {}).get(name, name) + KEY.sub(r".\1", error.argument.removeprefix(name))
         return RequestError(400, param + str(error).removeprefix(error.argument), param)
-    if isinstance(error, UnsupportedModelError):
+    if isinstance(error, UnsupportedModelError | MissingDependencyError):
         return RequestError(400, str(error))
     if is_out_of_memory(error):
         text = "the device has too little memory for this request now; send a smaller one, or retry later"

@@ -57,7 +57,7 @@ TEXT_REFUSED = {
     **_neutral(  # vLLM's
         (),
         "guided_choice guided_decoding_backend guided_grammar guided_json guided_regex "
-        "guided_whitespace_pattern prompt_logprobs repetition_detection structural_tag structured_outputs "
+        "guided_whitespace_pattern prompt_logprobs repetition_detection structural_tag "
         "thinking_token_budget truncate_prompt_tokens truncation_side",
     ),
     **_neutral(
@@ -68,7 +68,6 @@ TEXT_REFUSED = {
     **_neutral(([],), "logits_processors"),
     **_neutral(({},), "vllm_xargs"),
     "priority": (0,),
-    "response_format": ({"type": "text"},),
     "spaces_between_special_tokens": (True,),
     **_neutral(  # SGLang's
         (), "custom_logit_processor ebnf json_schema lora_path regex session_params stop_regex"
@@ -92,7 +91,7 @@ CHAT_REFUSED = TEXT_REFUSED | {
     "tool_choice": ("none", "auto"),
     "verbosity": ("medium",),
     **_neutral((), "chat_template input_ids thinking_budget"),  # vLLM's and SGLang's
-    **_neutral((False,), "add_special_tokens echo"),
+    "add_special_tokens": (False,),
     "include_reasoning": (True,),
     **_neutral(([],), "documents"),
     **_neutral(({},), "media_io_kwargs mm_processor_kwargs"),
@@ -250,15 +249,18 @@ class TextRequest(Strict):
     presence_penalty: Annotated[float, within("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
     logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MOST_ITEMS)] = {}
+    response_format: dict[str, Any] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, within("min_p")] | None = None
     repetition_penalty: Annotated[float, within("repetition_penalty", le=None)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
     bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_ITEMS)] = []
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    structured_outputs: dict[str, Any] | None = None
     stop_token_ids: list[TokenId] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    echo: bool = False
     skip_special_tokens: bool = True
 
 
@@ -288,7 +290,6 @@ class CompletionRequest(TextRequest):
     )
     max_tokens: Annotated[int, Field(ge=1)] = 16
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
-    echo: bool = False
 
 
 class ImageRequest(Strict):

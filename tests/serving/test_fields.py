@@ -60,7 +60,9 @@ def test_no_field_is_taken_without_a_meaning():
             assert [param(model, {**body, name: value}) for value in neutral] == [None] * len(neutral)
         assert {param(model, {**body, name: "any"}) for name in model.ignored} <= {None}
         assert param(model, {**body, "not_a_field": 1}) == "not_a_field"
-        for name in set(model.model_fields) - {"model", "negative_prompt", "prompt", "chat_template_kwargs"}:
+        free = {"model", "negative_prompt", "prompt"}  # any text, and in the next line any object
+        free |= {"chat_template_kwargs", "response_format", "structured_outputs"}
+        for name in set(model.model_fields) - free:
             assert param(model, {**body, name: {"wrong": object()}}) is not None
 
 
@@ -154,10 +156,18 @@ def check_prefilled(server):
         prefilled = {"messages": said, "continue_final_message": True}
         assert begun + text(server, **prefilled, add_generation_prompt=False) == plain
         assert begun + text(server, **prefilled) == plain
+        shown = begun if isinstance(content, list) else content
+        assert text(server, **prefilled, echo=True) == shown + plain.removeprefix(begun)
     stream = server.client.chat.completions.create(
-        model="scenes-llava", messages=said, max_tokens=24, stream=True, extra_body=prefilled
+        model="scenes-llava",
+        messages=said,
+        max_tokens=24,
+        stream=True,
+        extra_body={**prefilled, "echo": True},
     )
-    assert begun + "".join(chunk.choices[0].delta.content or "" for chunk in stream) == plain
+    assert text(server, echo=True) == plain  # nothing of the assistant's comes before
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert streamed == f"{begun} " + plain.removeprefix(begun)
     expected = reference("scenes-llava")(said, continue_final_message=False, max_new_tokens=24).text[0]
     assert text(server, messages=said) == expected != text(server, **prefilled)
 
@@ -192,7 +202,7 @@ WRONG = [
     ({"prompt_logprobs": 1}, "prompt_logprobs"),
     ({"modalities": ["text", "audio"]}, "modalities"),
     ({"audio": {"voice": "alloy"}}, "audio"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": "json"}, "response_format"),
     ({"presence_penalty": 2.5}, "presence_penalty"),
     ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"model": "scenes-llamagen"}, "model"),
