@@ -50,7 +50,7 @@ REASONS = {
     "log probabilities and further output": r"logprobs|^return_|annotations|obfuscation|continuous_usage",
     "other sampling and penalties": r"penalty|logit|allowed_token|beam|best_of|custom|repetition|top_|min_p",
     "reasoning": r"reasoning|thinking|verbosity",
-    "prompt and template": r"template|special_token|documents|echo|input_ids|trunc|_kwargs|prefix|partial$",
+    "prompt and template": r"template|special|documents|echo|input_ids|trunc|kwargs|fix|embeds|partial$",
     "other media": r"audio|modalities|video|detail|frame|svg",
     "editing and style of images": r"^image$|mask|fidelity|style|quality|background|compression|complexity",
     "size and number of images": r"height|width|num_|partial_images",
@@ -214,7 +214,8 @@ def body_fields(name: str, body: Any) -> str:
     schema = body.model_json_schema()
     required, known = schema.get("required", ()), schema.get("$defs", {})
     rows = []
-    for field, content in schema["properties"].items():
+    for field in sorted(schema["properties"], key=lambda one: one not in required):
+        content = schema["properties"][field]
         default = "required" if field in required else written(content.get("default"))
         rows.append((f"`{field}`", allowed(content, known), default, keyword_of(field)))
     texts = [f"### {name[0].upper()}{name[1:]}", table(("field", "values", "default", "in Python"), rows)]
@@ -228,7 +229,8 @@ def body_fields(name: str, body: Any) -> str:
 def keyword_of(field: str) -> str:
     """Return the keyword of pipeline calls for a field, or "-"."""
     names = {one: key for key, one in call_fields.CHAT_NAMES.items() if key in call_fields.CALL_FIELDS}
-    names |= {"max_completion_tokens": "max_new_tokens", "seed": "seed"}
+    names |= {"max_completion_tokens": "max_new_tokens", "seed": "seed", "logprobs": "logprobs"}
+    names["logit_bias"] = "sequence_bias"
     found = field if field in call_fields.SAME_IN_REQUESTS else names.get(field)
     return f"`{found}`" if found else "-"
 

@@ -349,8 +349,9 @@ IMAGES = known_fields(ImageFields)
 CONTINUOUS = known_fields(ContinuousFields)
 #: All fields except those of `RandomFields`; `SamplingFields` takes precedence for names that occur twice.
 CALL_FIELDS = CONTINUOUS | IMAGES | TEXT | CUTOFFS | SHAPING | SAMPLING
-#: Fields with one meaning in all requests of the server; the response format of images is their encoding.
-SAME_IN_REQUESTS = [name for name in CALL_FIELDS if name != "response_format"]
+#: Fields with one meaning in all requests of the server. The response format of images is their encoding, and
+#: `logprobs` of chats is a flag.
+SAME_IN_REQUESTS = [name for name in CALL_FIELDS if name not in ("logprobs", "response_format")]
 #: Values that leave the probability of every token unchanged.
 NO_TRUNCATION = {name: SAMPLING[name].neutral for name in ("top_k", "top_p", "min_p")}
 #: Names in server requests of the pipeline arguments that have another name there.

@@ -25,7 +25,7 @@ from mmspec.open_types import AnyFunction, Json, Processor
 from mmspec.pipelines.pasted_tokens import with_stand_ins
 from mmspec.pipelines.processor_parts import checked_size
 from mmspec.registry import did_you_mean
-from mmspec.validation import require_unicode
+from mmspec.validation import is_integer, require_unicode
 
 __all__ = ["apply_template", "template_variables"]
 
@@ -46,13 +46,15 @@ class Prompt:
     Attributes:
         messages: chat messages whose media parts hold no data; empty for a raw prompt.
         text: the raw prompt, if the caller has applied the chat template; else None.
+        ids: token ids of a raw prompt, whose `text` is empty; else None.
         images, videos: loaded media, in the order of their parts.
         sizes: size options (`PIXEL_OPTIONS`) of each image; empty if no part has any.
-        continues: whether the output continues the last message instead of starting a new one.
+        continues: whether the output continues the last message or the raw prompt, instead of starting anew.
     """
 
     messages: list[Json] = field(default_factory=list)
     text: str | None = None
+    ids: list[int] | None = None
     images: list[Image.Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
     sizes: list[dict[str, int]] = field(default_factory=list)
@@ -91,7 +93,7 @@ def read_prompts(
     if continue_final_message not in (None, False, True):
         raise InputError("continue_final_message", continue_final_message, "must be True, False or None")
     rows = split_rows(prompt)
-    is_batch = isinstance(prompt, Sequence) and not isinstance(prompt, str) and not is_message_list(prompt)
+    is_batch = not is_row(prompt)
     row_images = media_per_row(images, "images", len(rows), is_batch)
     row_videos = media_per_row(videos, "videos", len(rows), is_batch)
     load: Loaders = {
@@ -104,8 +106,14 @@ def read_prompts(
         where = f"prompt{place}"
         loaded = [load["image"](source, argument=f"images{place}") for source in row_images[index]]
         clips = [load["video"](source, argument=f"videos{place}") for source in row_videos[index]]
-        if isinstance(row, str):
-            if continue_final_message:
+        if is_ids(row):
+            if apply_chat_template:
+                raise InputError("apply_chat_template", True, f"must be False for token ids, as in {where}")
+            if loaded or clips:
+                raise InputError(where, row, "must be a string or chat messages with images or videos")
+            read.append(Prompt(text="", ids=list(row), continues=bool(continue_final_message)))
+        elif isinstance(row, str):
+            if continue_final_message and apply_chat_template:
                 rule = f"needs chat messages; {where} is a string"
                 raise InputError("continue_final_message", True, rule)
             check_text(row, where, tokenizer if apply_chat_template else None)
@@ -116,7 +124,8 @@ def read_prompts(
             else:
                 for kind, media in (("image", loaded), ("video", clips)):
                     count_placeholders(row, where, kind, len(media), placeholders.get(kind))
-                read.append(Prompt(text=row, images=loaded, videos=clips))
+                continues = bool(continue_final_message)
+                read.append(Prompt(text=row, images=loaded, videos=clips, continues=continues))
         else:
             given = {"image": loaded, "video": clips}
             of_text = None if sanitize_control_tokens else tokenizer
@@ -162,14 +171,24 @@ def read_negatives(
 
 def split_rows(prompt: object) -> list[Any]:
     """Split a prompt into rows, each a string or a message list."""
-    if isinstance(prompt, str) or is_message_list(prompt):
+    if is_row(prompt):
         return [prompt]
     if isinstance(prompt, Sequence) and not isinstance(prompt, bytes):
         for index, row in enumerate(prompt):
-            if not isinstance(row, str) and not is_message_list(row):
+            if not is_row(row):
                 raise InputError(f"prompt[{index}]", row, "must be a string or a list of chat messages")
         return list(prompt)
     raise InputError("prompt", prompt, "must be a string, a list of chat messages, or a list of either")
+
+
+def is_row(value: object) -> bool:
+    """Whether a value is the prompt of one row."""
+    return isinstance(value, str) or is_message_list(value) or is_ids(value)
+
+
+def is_ids(value: object) -> bool:
+    """Whether a value is one prompt of token ids: a list of integers."""
+    return isinstance(value, list | tuple) and len(value) > 0 and all(map(is_integer, value))
 
 
 def is_message_list(value: object) -> bool:

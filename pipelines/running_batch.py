@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -21,6 +21,7 @@ from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import TargetState
+from mmspec.core.logprobs import TokenLogprob
 from mmspec.core.loop import Batch, begin
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from mmspec.pipelines.base import MMSpecPipeline
     from mmspec.pipelines.image_generation import ImageCall
 
-__all__ = ["RowUpdate", "RunningBatch"]
+__all__ = ["RowUpdate", "RunningBatch", "new_logprobs"]
 
 MOST_ROWS = 1024
 CAPTURED_PLACES = 2048
@@ -55,12 +56,22 @@ class RowUpdate:
             rows of a finished request are free.
         error: the error of a failed request; the output has the tokens decoded before. It is an
             OutOfMemoryError if the device had too little memory for a round, which ends the newest request.
+        logprobs: of the new tokens of each row; empty lists if the request does not ask for them.
     """
 
     handle: int
     tokens: list[RowOutput]
     output: CallOutput | None = None
     error: NumericalError | torch.OutOfMemoryError | None = None
+    logprobs: list[list[TokenLogprob]] = field(default_factory=list)
+
+
+def new_logprobs(
+    canvas: Canvas, rows: Sequence[int], tokens: Sequence[RowOutput]
+) -> list[list[TokenLogprob]]:
+    """Return the log-probabilities of the last output tokens of rows, as many as are given for each."""
+    found = [canvas.logprobs[row] for row in rows]
+    return [one[max(0, len(one) - len(new)) :] for one, new in zip(found, tokens, strict=True)]
 
 
 @dataclass(eq=False)
@@ -297,14 +308,16 @@ class RunningBatch:
         updates, ended = [], []
         for running in self._running:
             fresh, running.fresh = running.fresh, [[] for _ in running.rows]
+            logprobs = new_logprobs(canvas, running.rows, fresh)
             if any(canvas.finish_reasons[row] is None for row in running.rows):
-                updates += [RowUpdate(running.handle, fresh)] if any(map(len, fresh)) else []
+                if any(map(len, fresh)):
+                    updates.append(RowUpdate(running.handle, fresh, logprobs=logprobs))
                 continue
             ended.append(running)
             own = canvas.part(running.rows)
             own.stats = own.stats.of_rows_alone()
             error = next((error for error in own.errors if error is not None), None)
-            updates.append(RowUpdate(running.handle, fresh, running.make_output(own), error))
+            updates.append(RowUpdate(running.handle, fresh, running.make_output(own), error, logprobs))
         self._remove(ended)
         return [*updates, *failed]
 

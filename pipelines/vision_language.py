@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +73,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
         Args:
             prompt: a string, a list of chat messages, or a list of either. A string becomes one user turn
-                with the images in front. The message keys `name`, `tool_calls`, `tool_call_id` and
+                with the images in front. With `apply_chat_template=False`, also a list of token ids, or a
+                list of such lists. The message keys `name`, `tool_calls`, `tool_call_id` and
                 `reasoning_content` are passed to the chat template. A video part may set `fps` or `nframes`;
                 an image part for Qwen-VL may set `min_pixels` and `max_pixels`, or `resized_height` and
                 `resized_width`. Other keys are refused (`mmspec.messages`).
@@ -85,7 +86,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
             apply_chat_template: False if the prompts are already templated.
             continue_final_message: True to continue the last message of a conversation, False to start a new
                 one. The output is the new text alone; True for a message of the assistant, as in
-                transformers' pipelines, if None.
+                transformers' pipelines, if None. With `apply_chat_template=False`, True keeps the space in
+                front of an output that continues the words of the prompt.
             chat_template_kwargs: variables of the chat template, such as {"enable_thinking": False}.
             sanitize_control_tokens: True to read special tokens in the text of messages as ordinary text;
                 False refuses them.
@@ -280,6 +282,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
         self, prompt: Prompt, processor: Processor, variables: Mapping[str, object]
     ) -> dict[str, Tensor]:
         """Encode one row as tensors of batch size 1, with floats of the model's dtype."""
+        if prompt.ids is not None:
+            self._check_ids(prompt.ids)
+            ids = torch.tensor([prompt.ids])
+            return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         tokenizer = tokenizer_of(processor)
         text = apply_template(prompt, processor, tokenizer, variables)
         is_text = processor is tokenizer
@@ -306,6 +312,16 @@ class VisionLanguagePipeline(MMSpecPipeline):
             for name, value in encoded.items()
             if isinstance(value, Tensor)
         }
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raise InputError for a prompt with token ids that the vocabulary lacks, or that stand for media."""
+        size = self.model.config.get_text_config(decoder=True).vocab_size
+        held = {self.tokenizer.convert_tokens_to_ids(token) for token in self._placeholders().values()}
+        for token in ids:
+            if not 0 <= token < size:
+                raise InputError("prompt", token, f"must have token ids from 0 to {size - 1}")
+            if token in held:
+                raise InputError("prompt", token, "must have no token id that stands for an image or video")
 
     def _filler(self) -> int:
         """Return the padding token for callbacks that see all rows of a batch."""

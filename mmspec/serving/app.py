@@ -19,6 +19,7 @@ from starlette.types import ASGIApp
 from mmspec import __version__
 from mmspec.errors import InputError, MMSpecError
 from mmspec.serving.chat import chat_routes
+from mmspec.serving.completions import completion_routes
 from mmspec.serving.engine import Engine
 from mmspec.serving.errors import RequestError, error_response, field_error
 from mmspec.serving.guard import Guard
@@ -72,13 +73,10 @@ def create_app(
         swagger_ui_parameters={"validatorUrl": None},
     )
     models = Models(engines)
-    for routes in (
-        page_routes(engines, limits, has_key=api_key is not None),
-        chat_routes(models, limits),
-        image_routes(models, limits),
-        model_routes(models),
-    ):
-        app.include_router(routes)
+    app.include_router(page_routes(engines, limits, has_key=api_key is not None))
+    for routes in (chat_routes, completion_routes, image_routes):
+        app.include_router(routes(models, limits))
+    app.include_router(model_routes(models))
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -93,9 +91,12 @@ def create_app(
 
     complete_document(app, has_key=api_key is not None)
 
-    async def answer_error(_request: Request, error: Exception) -> JSONResponse:
+    async def answer_error(request: Request, error: Exception) -> JSONResponse:
         if isinstance(error, RequestValidationError):
             error = field_error(error.errors(), error.body)
+        elif isinstance(error, HTTPException) and error.status_code == 404:
+            text = f"this server has no route {request.url.path[:80]!r}; it has {', '.join(routes_of(app))}"
+            error = RequestError(404, text, code="unknown_route")
         elif isinstance(error, HTTPException):
             error = RequestError(error.status_code, str(error.detail))
         return error_response(error)
@@ -112,6 +113,12 @@ def create_app(
         allow_headers=["*"],
         expose_headers=["Retry-After", "X-Request-ID"],
     )
+
+
+def routes_of(app: FastAPI) -> list[str]:
+    """Return the routes of models and their methods, such as "POST /v1/completions"."""
+    own = {path: methods for path, methods in app.openapi()["paths"].items() if path.startswith("/v1")}
+    return [f"{method.upper()} {path}" for path, methods in own.items() for method in methods]
 
 
 def read_origin(origin: str) -> str:

@@ -6,7 +6,9 @@ import json
 import logging
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from anyio import to_thread
@@ -22,9 +24,10 @@ from mmspec.serving.errors import as_request_error
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import REASONS
 from mmspec.serving.models import Models
-from mmspec.serving.schemas import ChatRequest
+from mmspec.serving.schemas import ChatRequest, TextPart, TextRequest
+from mmspec.serving.token_entries import EntryQueue, TokenEntry
 
-__all__ = ["StopText", "chat_routes"]
+__all__ = ["Answer", "Delta", "StopText", "chat_routes"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +43,10 @@ def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
         usual = own.max_new_tokens or own.max_length or DEFAULT_NEW_TOKENS
         settings = chat_settings(body, limits, usual)
         prompt = await to_thread.run_sync(read_messages, body.messages, limits)
-        ticket = models.submit(request, engine, prompt, settings, chat_names(body))
+        ticket = models.submit(request, engine, [prompt] * len(settings), settings, chat_names(body))
         await ticket.entered(limits.wait_seconds)
-        stops = settings[0].get("stop_strings", [])
-        texts = [StopText(stops, body.include_stop_str_in_output) for _ in settings]
-        answer = ChatAnswer(engine.name, ticket, limits, texts)
-        if body.stream:
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return StreamingResponse(answer.stream(usage), media_type="text/event-stream")
-        return JSONResponse(await answer.whole())
+        starts = [echoed(body)] * len(settings)
+        return await ChatAnswer(engine.name, body, ticket, limits, starts).respond()
 
     return routes
 
@@ -91,52 +89,82 @@ class StopText:
         return given
 
 
-class ChatAnswer:
-    """Response to a request in the batch, whole or streamed; `texts` apply the stop strings."""
+@dataclass(frozen=True)
+class Delta:
+    """A new part of a choice.
 
-    def __init__(self, model: str, ticket: Ticket, limits: ServerLimits, texts: list[StopText]) -> None:
-        self._ticket, self._seconds, self._texts = ticket, limits.run_seconds, texts
+    Attributes:
+        index: of the choice.
+        text: new text.
+        entries: the tokens that the text completes, each with its place in the text of the choice; empty
+            unless the request asks for log-probabilities.
+        reason: finish reason, in the last part.
+    """
+
+    index: int
+    text: str
+    entries: list[tuple[int, TokenEntry]]
+    reason: str | None
+
+
+class Answer(ABC):
+    """Response to a text request in the batch, whole or streamed.
+
+    Args:
+        model: name of the model.
+        body: the request.
+        ticket: its rows, which have entered the batch.
+        limits: limits on requests.
+        starts: text in front of each choice.
+
+    Attributes:
+        kind: of the whole response, as OpenAI's API names it.
+        kind_of_chunk: of the events of a stream.
+        prefix: of the id of the response.
+    """
+
+    kind: str
+    kind_of_chunk: str
+    prefix: str
+
+    def __init__(
+        self, model: str, body: TextRequest, ticket: Ticket, limits: ServerLimits, starts: Sequence[str]
+    ) -> None:
+        self.body, self.starts = body, starts
+        self._ticket, self._seconds = ticket, limits.run_seconds
+        stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        self._texts = [StopText(stops, body.include_stop_str_in_output) for _ in ticket.rows]
+        self._entries = [EntryQueue() for _ in ticket.rows]
         self._outputs: list[Any] = []
-        self._head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
 
-    async def _deltas(self) -> AsyncIterator[tuple[int, str, str | None]]:
-        """Yield the choice, its new text, and its finish reason or None."""
-        async for index, event in self._ticket.updates(self._seconds):
-            text, reason = self._texts[index].add(event.text), event.finish_reason
-            if reason is not None:
-                text += self._texts[index].finish()
-                self._outputs.append(event.output)
-                reason = REASONS.get(reason, reason)
-            if text or reason:
-                yield index, text, reason
+    async def respond(self) -> Response:
+        """Return the response, whole or streamed as the request asks."""
+        if not self.body.stream:
+            return JSONResponse(await self.whole())
+        options = self.body.stream_options
+        usage = options is not None and options.include_usage
+        return StreamingResponse(self.stream(usage), media_type="text/event-stream")
 
     async def whole(self) -> Json:
         """Return the whole response."""
-        texts, reasons = [""] * len(self._texts), [""] * len(self._texts)
-        async for index, text, reason in self._deltas():
-            texts[index] += text
-            reasons[index] = reason or reasons[index]
-        choices = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": text},
-                "logprobs": None,
-                "finish_reason": reason,
-            }
-            for index, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
-        return {**self._head, "object": "chat.completion", "choices": choices, "usage": self._usage()}
+        wholes = [Delta(index, "", [], None) for index in range(len(self._texts))]
+        async for delta in self._deltas():
+            before = wholes[delta.index]
+            text, entries = before.text + delta.text, before.entries + delta.entries
+            wholes[delta.index] = Delta(delta.index, text, entries, delta.reason)
+        choices = [self._choice(whole) for whole in wholes]
+        return {**self._head, "object": self.kind, "choices": choices, "usage": self._usage()}
 
     async def stream(self, include_usage: bool) -> AsyncIterator[bytes]:
         """Yield the response as server-sent events; an error after the first event is an event too."""
         try:
             for index in range(len(self._texts)):
-                yield self._chunk(index, {"role": "assistant", "content": ""}, None)
-            async for index, text, reason in self._deltas():
-                if text:
-                    yield self._chunk(index, {"content": text}, None)
-                if reason:
-                    yield self._chunk(index, {}, reason)
+                for choice in self._first_chunks(index):
+                    yield self._event({"choices": [choice]})
+            async for delta in self._deltas():
+                for choice in self._chunks(delta):
+                    yield self._event({"choices": [choice]})
             if include_usage:
                 yield self._event({"choices": [], "usage": self._usage()})
         except Exception as error:
@@ -145,20 +173,42 @@ class ChatAnswer:
             yield encode_event(as_request_error(error).body())
         yield b"data: [DONE]\n\n"
 
-    def _chunk(self, index: int, delta: dict[str, str], reason: str | None) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": reason}
-        return self._event({"choices": [choice]})
+    @abstractmethod
+    def _choice(self, whole: Delta) -> Json:
+        """Return a choice of the whole response."""
+
+    @abstractmethod
+    def _first_chunks(self, index: int) -> list[Json]:
+        """Return the choices of a stream that come before any text."""
+
+    @abstractmethod
+    def _chunks(self, delta: Delta) -> list[Json]:
+        """Return the choices of a stream for a part."""
+
+    async def _deltas(self) -> AsyncIterator[Delta]:
+        async for index, event in self._ticket.updates(self._seconds):
+            text, reason = "", event.finish_reason
+            for piece in event.pieces:
+                self._entries[index].add(piece)
+                text += self._texts[index].add(piece.text)
+            if reason is not None:
+                text += self._texts[index].finish()
+                self._outputs.append(event.output)
+                reason = REASONS.get(reason, reason)
+            entries = self._entries[index].take(text, is_last=reason is not None)
+            if text or entries or reason:
+                yield Delta(index, text, entries, reason)
 
     def _event(self, content: Json) -> bytes:
-        return encode_event({**self._head, "object": "chat.completion.chunk", **content})
+        return encode_event({**self._head, "object": self.kind_of_chunk, **content})
 
     def _usage(self) -> Json:
-        """Return the numbers of tokens of all choices; the prompt is counted once."""
+        """Return the numbers of tokens of all choices; a prompt is counted once for its `n` choices."""
         stats = [output.stats for output in self._outputs]
         new = sum(sum(one.new_tokens) for one in stats)
         accepted = sum(sum(one.accepted) for one in stats)
         drafted = sum(sum(one.drafted) for one in stats)
-        prompt = self._ticket.prompt_tokens
+        prompt = sum(self._ticket.prompt_tokens[:: self.body.n])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": new,
@@ -168,6 +218,60 @@ class ChatAnswer:
                 "rejected_prediction_tokens": drafted - accepted,
             },
         }
+
+
+class ChatAnswer(Answer):
+    """Response of `/v1/chat/completions`."""
+
+    body: ChatRequest
+    kind, kind_of_chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def _choice(self, whole: Delta) -> Json:
+        return {
+            "index": whole.index,
+            "message": {"role": "assistant", "content": self.starts[whole.index] + whole.text},
+            "logprobs": self._logprobs(whole),
+            "finish_reason": whole.reason,
+        }
+
+    def _first_chunks(self, index: int) -> list[Json]:
+        return [self._chunk(index, {"role": "assistant", "content": self.starts[index]})]
+
+    def _chunks(self, delta: Delta) -> list[Json]:
+        chunks = []
+        if delta.text or delta.entries:
+            chunks.append(self._chunk(delta.index, {"content": delta.text}, self._logprobs(delta)))
+        if delta.reason:
+            chunks.append(self._chunk(delta.index, {}, reason=delta.reason))
+        return chunks
+
+    def _chunk(
+        self, index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None
+    ) -> Json:
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
+
+    def _logprobs(self, delta: Delta) -> Json | None:
+        if not self.body.logprobs:
+            return None
+        content = [
+            {**shown(entry), "top_logprobs": [shown(one) for one in entry.top]} for _, entry in delta.entries
+        ]
+        return {"content": content, "refusal": None}
+
+
+def echoed(body: ChatRequest) -> str:
+    """Return the text of a last message of the assistant if the request asks for it, else ""."""
+    last = body.messages[-1]
+    if not body.echo or last.role != "assistant":
+        return ""
+    if isinstance(last.content, str):
+        return last.content
+    return "".join(part.text for part in last.content if isinstance(part, TextPart))
+
+
+def shown(entry: TokenEntry) -> Json:
+    """Return a token of a chat with its log-probability."""
+    return {"token": entry.text, "logprob": entry.logprob, "bytes": [*entry.data]}
 
 
 def encode_event(content: Json) -> bytes:

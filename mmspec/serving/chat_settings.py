@@ -1,7 +1,8 @@
-"""Conversion of chat requests to settings and messages of a pipeline, with the limits on images."""
+"""Conversion of text requests to settings and messages of a pipeline, with the limits on images."""
 
 from __future__ import annotations
 
+import math
 import secrets
 import urllib.parse
 from collections.abc import Sequence
@@ -11,22 +12,33 @@ from typing import Any
 from mmspec.call_fields import CHAT_NAMES, SAME_IN_REQUESTS
 from mmspec.errors import InputError
 from mmspec.media import load_image
-from mmspec.pipelines.text_stream import TextDeltas
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
-from mmspec.serving.schemas import ChatRequest, ImagePart, Message, Strict
+from mmspec.serving.schemas import ChatRequest, ImagePart, Message, Strict, TextRequest
+from mmspec.serving.token_entries import TokenPieces
 from mmspec.validation import given_of
 
-__all__ = ["TextRules", "chat_names", "chat_settings", "read_messages", "same_fields", "seeded"]
+__all__ = [
+    "TextRules",
+    "chat_names",
+    "chat_settings",
+    "names_of",
+    "read_messages",
+    "same_fields",
+    "seeded",
+    "text_settings",
+]
 
 MAX_STOPS = 16
+#: Field names of text requests by pipeline argument.
+NAMES = CHAT_NAMES | {"logprobs": "logprobs", "sequence_bias": "logit_bias"}
 
 
 @dataclass(frozen=True)
 class TextRules:
-    """Fields of a chat request that need the tokenizer: bad words and stop tokens."""
+    """Fields of a text request that need the tokenizer or the vocabulary: words and token ids."""
 
-    body: ChatRequest
+    body: TextRequest
 
     def settings(self, pipe: Any) -> dict[str, Any]:
         """Return the settings of the pipeline for these fields.
@@ -34,23 +46,58 @@ class TextRules:
         Raises:
             InputError: a token id is not below the vocabulary size, or a bad word is empty.
         """
-        size = pipe.model.config.get_text_config(decoder=True).vocab_size
-        for index, token in enumerate(self.body.stop_token_ids):
-            if token >= size:
-                raise InputError(
-                    f"stop_token_ids[{index}]", token, f"must be below {size}, the vocabulary size"
-                )
-        banned = [ids for index in range(len(self.body.bad_words)) for ids in self._spellings(pipe, index)]
+        body, size = self.body, pipe.model.config.get_text_config(decoder=True).vocab_size
+        listed = {
+            "stop_token_ids": body.stop_token_ids,
+            "allowed_token_ids": body.allowed_token_ids or [],
+            "logit_bias": map(int, body.logit_bias),
+        }
+        for name, tokens in listed.items():
+            for index, token in enumerate(tokens):
+                if token >= size:
+                    where = f"{name}.{token}" if name == "logit_bias" else f"{name}[{index}]"
+                    raise InputError(where, token, f"must be below {size}, the vocabulary size")
+        banned = [ids for index in range(len(body.bad_words)) for ids in self._spellings(pipe, index)]
         settings: dict[str, Any] = {"bad_words_ids": banned} if banned else {}
-        if banned or self.body.stop_token_ids or self.body.ignore_eos:
+        if banned or body.stop_token_ids or body.ignore_eos:
             # transformers does not ban a token that also ends the row
             settings["eos_token_id"] = [end for end in self._ends(pipe) if [end] not in banned]
+        if biases := [[[token], bias] for token, bias in self._biases().items() if bias not in (0, math.inf)]:
+            settings["sequence_bias"] = biases
+        if (allowed := self._allowed(pipe, banned)) is not None:
+            own = pipe.model.generation_config.suppress_tokens or []
+            settings["suppress_tokens"] = sorted({*range(size)} - allowed | {*own})
         return settings
 
-    def deltas(self, pipe: Any, before: Sequence[int]) -> TextDeltas:
+    def pieces(self, pipe: Any, before: Sequence[int]) -> TokenPieces:
         """Make the incremental detokenizer of an answer that continues the text of the tokens `before`."""
         hidden = [] if self.body.include_stop_str_in_output else self._ends(pipe)
-        return TextDeltas(pipe.tokenizer, before, hidden, self.body.skip_special_tokens)
+        return TokenPieces(pipe.tokenizer, before, hidden, self.body.skip_special_tokens)
+
+    def _biases(self) -> dict[int, float]:
+        """Return the bias of each token; -100 bans it, and 100 excludes all tokens with other biases."""
+        limits = {-100.0: -math.inf, 100.0: math.inf}
+        return {int(token): limits.get(bias, bias) for token, bias in self.body.logit_bias.items()}
+
+    def _allowed(self, pipe: Any, banned: Sequence[Sequence[int]]) -> set[int] | None:
+        """Return the only tokens that are allowed; None if the request does not limit them.
+
+        Raises:
+            InputError: the other fields exclude all of these tokens.
+        """
+        body, biases = self.body, self._biases()
+        sets = [set(body.allowed_token_ids or ()), {t for t, bias in biases.items() if bias == math.inf}]
+        given = [tokens for tokens in sets if tokens]
+        if not given:
+            return None
+        allowed = set.intersection(*given)
+        excluded = {token for token, bias in biases.items() if bias == -math.inf}
+        excluded |= {ids[0] for ids in banned if len(ids) == 1}
+        if not allowed - excluded - {*(self._ends(pipe) if body.min_tokens else ())}:
+            name = "allowed_token_ids" if body.allowed_token_ids else "logit_bias"
+            rule = "must allow a token that the other fields do not exclude"
+            raise InputError(name, getattr(body, name), rule)
+        return allowed
 
     def _ends(self, pipe: Any) -> list[int]:
         own = pipe.model.generation_config.eos_token_id
@@ -77,8 +124,26 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
         RequestError: a number exceeds its limit.
         InputError: a value cannot be used, or two values contradict each other.
     """
+    if body.top_logprobs and not body.logprobs:
+        raise InputError("top_logprobs", body.top_logprobs, "needs `logprobs`, which must be true")
+    top = (body.top_logprobs or 0) if body.logprobs else None
+    settings = text_settings(body, limits, usual, chat_names(body)["max_new_tokens"])
+    return seeded(settings | given_of(logprobs=top, **turn_settings(body)), body.seed, body.n)
+
+
+def text_settings(body: TextRequest, limits: ServerLimits, usual: int, name: str) -> dict[str, Any]:
+    """Return the settings that all text requests have.
+
+    Args:
+        body: the request.
+        limits: limits on requests.
+        usual: default length of an answer.
+        name: the field with the maximum length.
+
+    Raises:
+        RequestError, InputError: see `chat_settings`.
+    """
     check_at_most("n", body.n, "max_choices", limits.max_choices)
-    name = chat_names(body)["max_new_tokens"]
     most: int | None = getattr(body, name)
     check_at_most(name, most or 1, "max_tokens", limits.max_tokens)
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -91,22 +156,51 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
         raise InputError("min_tokens", body.min_tokens, "cannot be combined with `stop`")
     # -1 is vLLM's "no limit"; a temperature alone implies top_k 50 in transformers, and none for OpenAI
     has_no_limit = body.top_k == -1 or (body.top_k is None and body.temperature)
-    given = same_fields(body) | given_of(
+    given = given_of(
+        response_format=format_of(body),
         max_new_tokens=most,
         min_new_tokens=body.min_tokens or None,
         top_k=0 if has_no_limit else body.top_k,
         stop_strings=stops or None,
         stops_in_prompt=False if stops else None,
-        **turn_settings(body),
     )
-    return seeded({**given, "rules": TextRules(body)}, body.seed, body.n)
+    return {**same_fields(body), **given, "rules": TextRules(body)}
+
+
+def format_of(body: TextRequest) -> dict[str, Any] | None:
+    """Return the format of an answer, which the pipeline reads; None for free text.
+
+    Raises:
+        InputError: two formats are given, or the format has no schema or no end.
+    """
+    given, name = body.response_format, "response_format"
+    if body.structured_outputs is not None:
+        if given not in (None, {"type": "text"}):
+            raise InputError(
+                "structured_outputs", body.structured_outputs, f"cannot be combined with `{name}`"
+            )
+        given, name = body.structured_outputs, "structured_outputs"
+    if given in (None, {"type": "text"}):
+        return None
+    named = given.get("json_schema")
+    if given.get("type") == "json_schema" and not (isinstance(named, dict) and "schema" in named):
+        raise InputError(f"{name}.json_schema", named, 'must be an object with the key "schema"')
+    if body.ignore_eos and not body.stop_token_ids:
+        raise InputError(
+            "ignore_eos", True, f"cannot be combined with `{name}`, whose answer ends with a token"
+        )
+    return given
+
+
+def names_of(body: TextRequest) -> dict[str, str]:
+    """Return the field names of a request by pipeline argument."""
+    return NAMES if body.structured_outputs is None else {**NAMES, "response_format": "structured_outputs"}
 
 
 def same_fields(body: Strict) -> dict[str, Any]:
     """Return the given fields that have the same name in pipelines."""
-    return given_of(
-        **{name: getattr(body, name) for name in SAME_IN_REQUESTS if name in type(body).model_fields}
-    )
+    names = [name for name in SAME_IN_REQUESTS if name in type(body).model_fields]
+    return given_of(**{name: getattr(body, name) for name in names})
 
 
 def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[str, Any]]:
@@ -118,7 +212,7 @@ def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[
 def chat_names(body: ChatRequest) -> dict[str, str]:
     """Return the field names of a chat request by pipeline argument."""
     most = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return {**CHAT_NAMES, "max_new_tokens": most}
+    return {**names_of(body), "max_new_tokens": most}
 
 
 def turn_settings(body: ChatRequest) -> dict[str, Any]:

@@ -48,15 +48,18 @@ class Ticket:
     """One request: its rows and their events. It belongs to the event loop in which it was created.
 
     Args:
-        prompt: prompt of all rows.
+        prompts: prompt of each row.
         settings: settings of each row.
         queue: in which the rows wait.
         names: field names of the request by pipeline argument, for error messages.
+
+    Attributes:
+        prompt_tokens: length of the prompt of each row that has entered the batch, else 0.
     """
 
     def __init__(
         self,
-        prompt: Any,
+        prompts: Sequence[Any],
         settings: Sequence[Keywords],
         queue: WaitingRows,
         names: Mapping[str, str] | None = None,
@@ -65,9 +68,10 @@ class Ticket:
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.names = names or {}
-        self.rows = [Row(prompt, one, self, index) for index, one in enumerate(settings)]
+        pairs = enumerate(zip(prompts, settings, strict=True))
+        self.rows = [Row(prompt, one, self, index) for index, (prompt, one) in pairs]
         self.began = perf_counter()
-        self.prompt_tokens = 0
+        self.prompt_tokens = [0] * len(self.rows)
         self.request_id = request_id.get()  # for the log of the worker, which serves all requests
         self.stats: list[DecodingStats] = []  # of finished rows
         self.first_token_seconds: float | None = None
@@ -93,7 +97,7 @@ class Ticket:
             if event.error is not None:
                 raise event.error
             if index in waiting:
-                self.prompt_tokens = event.prompt_tokens
+                self.prompt_tokens[index] = event.prompt_tokens
                 waiting.discard(index)
             else:
                 early.append((index, event))
@@ -231,14 +235,17 @@ class Engine:
             self._thread.join(seconds)
 
     def submit(
-        self, prompt: object, settings: Sequence[Keywords], names: Mapping[str, str] | None = None
+        self,
+        prompts: Sequence[object],
+        settings: Sequence[Keywords],
+        names: Mapping[str, str] | None = None,
     ) -> Ticket:
-        """Queue a request with one row for each of the settings.
+        """Queue a request with one row for each of the prompts and settings.
 
         Raises:
             RequestError: the queue is full (429), or the worker has ended (503).
         """
-        ticket = Ticket(prompt, settings, self.waiting, names)
+        ticket = Ticket(prompts, settings, self.waiting, names)
         self.waiting.add(ticket.rows)
         return ticket
 

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from fastapi.responses import JSONResponse
 
-from mmspec.errors import InputError, MMSpecError, NumericalError, UnsupportedModelError
+from mmspec.errors import (
+    InputError,
+    MissingDependencyError,
+    MMSpecError,
+    NumericalError,
+    UnsupportedModelError,
+)
 from mmspec.open_types import Json
 
 __all__ = [
@@ -64,10 +70,10 @@ def as_request_error(error: BaseException, names: Mapping[str, str] | None = Non
     if isinstance(error, RequestError):
         return error
     if isinstance(error, InputError):
-        name, _, place = error.argument.partition("[")
-        param = (names or {}).get(name, name) + (KEY.sub(r".\1", f"[{place}") if place else "")
+        name = re.split(r"[.\[]", error.argument, maxsplit=1)[0]
+        param = (names or {}).get(name, name) + KEY.sub(r".\1", error.argument.removeprefix(name))
         return RequestError(400, param + str(error).removeprefix(error.argument), param)
-    if isinstance(error, UnsupportedModelError):
+    if isinstance(error, UnsupportedModelError | MissingDependencyError):
         return RequestError(400, str(error))
     if is_out_of_memory(error):
         text = "the device has too little memory for this request now; send a smaller one, or retry later"
@@ -104,9 +110,17 @@ def field_error(problems: Sequence[Json], body: object) -> RequestError:
     deepest = max(paths, key=len)
     shown = [problem for path, problem in zip(paths, problems, strict=True) if path == deepest]
     where = written(deepest)
-    text = "; or: ".join(dict.fromkeys(problem["msg"] for problem in shown))
+    text = "; or: ".join(dict.fromkeys(message_of(problem) for problem in shown))
     code = shown[0]["type"] if shown[0]["type"] in OWN_CODES else None
     return RequestError(400, f"{where or 'body'}: {text}", where or None, code)
+
+
+def message_of(problem: Json) -> str:
+    """Return the message for a problem; for a part of an unknown type, it names the known ones."""
+    if problem["type"] != "union_tag_invalid":
+        return str(problem["msg"])
+    known, given = problem["ctx"]["expected_tags"], problem["ctx"]["tag"]
+    return f"must be one of {known}, the parts that this server reads; got {given[:80]!r}"
 
 
 def find_path(problem: Json, body: object) -> list[str | int]:

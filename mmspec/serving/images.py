@@ -29,7 +29,8 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
         engine = models.find(body.model, draws=True)
         check_at_most("n", body.n, "max_choices", limits.max_choices)
         check_size(body.size, engine)
-        ticket = models.submit(request, engine, body.prompt, seeded(same_fields(body), body.seed, body.n))
+        settings = seeded(same_fields(body), body.seed, body.n)
+        ticket = models.submit(request, engine, [body.prompt] * body.n, settings)
         await ticket.entered(limits.wait_seconds)
         outputs: dict[int, Any] = {}
         async for index, event in ticket.updates(limits.run_seconds):

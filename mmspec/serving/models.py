@@ -47,12 +47,12 @@ class Models:
         self,
         request: Request,
         engine: Engine,
-        prompt: object,
+        prompts: Sequence[object],
         settings: Sequence[Keywords],
         names: Mapping[str, str] | None = None,
     ) -> Ticket:
         """Queue a request; disconnecting cancels it."""
-        ticket = engine.submit(prompt, settings, names)
+        ticket = engine.submit(prompts, settings, names)
         request.scope[END].callback(engine.cancel, ticket)
         record: RequestRecord = request.scope[RECORD]
         record.model, record.ticket = engine.name, ticket

@@ -95,8 +95,12 @@ class ChatCompletionChunk(_Answer):
     choices: list[ChunkChoice]
 
 
-class Completion(_Answer):
+class CompletionChunk(_Answer):
     choices: list[TextChoice]
+
+
+class Completion(CompletionChunk):
+    usage: Usage
 
 
 class ImageData(BaseModel):
@@ -119,7 +123,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "/v1/completions": (
         "Continue text, whole or as server-sent events",
-        {"application/json": Completion, "text/event-stream": Completion},
+        {"application/json": Completion, "text/event-stream": CompletionChunk},
     ),
     "/v1/images/generations": ("Draw images from a prompt", {"application/json": Images}),
     "/v1/models": ("List the models of this server", {"application/json": ModelList}),

@@ -64,8 +64,10 @@ class RequestRecord:
         }
         if self.ticket is not None:
             stats = merge_stats(self.ticket.stats)
+            counts = zip(self.ticket.rows, self.ticket.prompt_tokens, strict=True)
+            prompts = {id(row.prompt): count for row, count in counts}  # one prompt of several choices
             found |= {
-                "prompt_tokens": self.ticket.prompt_tokens,
+                "prompt_tokens": sum(prompts.values()),
                 "new_tokens": sum(stats.new_tokens),
                 "time_to_first_token": self.ticket.first_token_seconds,
                 "tokens_per_forward_pass": stats.acceptance_length if stats.rounds else None,

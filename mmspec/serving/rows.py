@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from mmspec.errors import InputError
-from mmspec.pipelines.running_batch import RowUpdate, RunningBatch, check_rows_move
-from mmspec.pipelines.text_stream import TextDeltas
+from mmspec.pipelines.running_batch import RowUpdate, RunningBatch, check_rows_move, new_logprobs
 from mmspec.serving.chat_settings import TextRules
+from mmspec.serving.token_entries import Piece, TokenPieces
 
 __all__ = ["Event", "TextRows", "open_rows", "why_in_turn"]
 
@@ -20,14 +20,14 @@ class Event:
     """Event of a row. The first event of a row reports that it has entered the batch, or an error.
 
     Attributes:
-        text: new text.
+        pieces: new text, with entries of its tokens if the request asks for log-probabilities.
         finish_reason: finish reason of the row; None while it is running.
         output: output of the pipeline for a finished row.
         error: error of a failed row.
         prompt_tokens: length of the prompt, visual tokens included, in the first event.
     """
 
-    text: str = ""
+    pieces: Sequence[Piece] = ()
     finish_reason: str | None = None
     output: Any = None
     error: BaseException | None = None
@@ -39,7 +39,7 @@ class TextRows:
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
-        self._deltas: dict[Hashable, TextDeltas] = {}
+        self._texts: dict[Hashable, TokenPieces] = {}
 
     @property
     def free(self) -> int:
@@ -56,7 +56,7 @@ class TextRows:
         batch = self._batch
         handle = batch.enter(prompt, **settings, **({} if rules is None else rules.settings(batch.pipe)))
         if rules is not None:
-            self._deltas[handle] = rules.deltas(batch.pipe, batch.text_before(handle))
+            self._texts[handle] = rules.pieces(batch.pipe, batch.text_before(handle))
         return handle, Event(prompt_tokens=batch.prompt_tokens(handle))
 
     def step(self) -> list[tuple[Hashable, Event]]:
@@ -71,19 +71,19 @@ class TextRows:
     def cancel(self, handle: Hashable) -> None:
         """Cancel a row."""
         self._batch.cancel(handle)
-        self._deltas.pop(handle, None)
+        self._texts.pop(handle, None)
 
     def _event(self, update: RowUpdate) -> Event:
         if update.error is not None:
-            self._deltas.pop(update.handle, None)
+            self._texts.pop(update.handle, None)
             return Event(error=update.error)
-        deltas = self._deltas.get(update.handle)
-        text = "" if deltas is None else deltas.add(update.tokens[0])
+        text = self._texts.get(update.handle)
+        pieces = [] if text is None else text.add(update.tokens[0], update.logprobs[0])
         if update.output is None:
-            return Event(text)
-        if deltas is not None:
-            text += self._deltas.pop(update.handle).finish()
-        return Event(text, update.output.finish_reasons[0], update.output)
+            return Event(pieces)
+        if text is not None:
+            pieces += self._texts.pop(update.handle).finish()
+        return Event(pieces, update.output.finish_reasons[0], update.output)
 
 
 @dataclass(eq=False)
@@ -138,12 +138,12 @@ class Turns:
             step = next(turn.rounds, None)
             tokens = [[]] if step is None else step.emission.tokens
             if step is not None and canvas.finish_reasons[0] is None:
-                return RowUpdate(handle, tokens)
+                return RowUpdate(handle, tokens, logprobs=new_logprobs(canvas, [0], tokens))
             output = turn.make_output(canvas)
         except Exception as error:  # an error of this row alone
             failed: Any = error
             return RowUpdate(handle, [[]], error=failed)
-        return RowUpdate(handle, tokens, output, canvas.errors[0])
+        return RowUpdate(handle, tokens, output, canvas.errors[0], new_logprobs(canvas, [0], tokens))
 
 
 def why_in_turn(pipe: Any) -> str | None:

@@ -24,20 +24,24 @@ __all__ = [
     "CHAT_REFUSED",
     "MESSAGE_REFUSED",
     "ChatRequest",
+    "CompletionRequest",
     "ImagePart",
     "ImageRequest",
     "Message",
     "Strict",
+    "TextRequest",
 ]
 
-MOST_WORDS = 1000
+MOST_ITEMS = 1000  # of bad words and biases
+MOST_PROMPTS = 1000
 
 #: Bookkeeping fields of clients, which do not affect the response.
 BOOKKEEPING = {"metadata", "request_id", "rid", "safety_identifier", "session_id", "store", "user"}
 
+TEXT_IGNORED = frozenset(BOOKKEEPING | {"cache_salt", "extra_key"})
 CHAT_IGNORED = frozenset(
-    BOOKKEEPING
-    | {"cache_salt", "extra_key", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
+    TEXT_IGNORED
+    | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
     | {"parallel_tool_calls", "separate_reasoning", "service_tier", "stream_reasoning"}
 )
 IMAGE_IGNORED = frozenset(BOOKKEEPING | {"moderation"})
@@ -48,38 +52,25 @@ def _neutral(values: tuple[Any, ...], names: str) -> dict[str, tuple[Any, ...]]:
     return dict.fromkeys(names.split(), values)
 
 
-#: Unsupported fields of chat requests, with the values that have no effect.
-CHAT_REFUSED = {
-    **_neutral(  # OpenAI's
-        (), "audio moderation prediction web_search_options"
-    ),
-    **_neutral((0,), "frequency_penalty presence_penalty top_logprobs"),
-    **_neutral(("none",), "function_call reasoning_effort"),
-    **_neutral(([],), "functions tools"),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "modalities": (["text"],),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "verbosity": ("medium",),
+#: Unsupported fields of all text requests, with the values that have no effect.
+TEXT_REFUSED = {
     **_neutral(  # vLLM's
         (),
-        "allowed_token_ids chat_template guided_choice guided_decoding_backend guided_grammar guided_json "
-        "guided_regex guided_whitespace_pattern prompt_logprobs repetition_detection structural_tag "
-        "structured_outputs thinking_budget thinking_token_budget truncate_prompt_tokens truncation_side",
+        "guided_choice guided_decoding_backend guided_grammar guided_json guided_regex "
+        "guided_whitespace_pattern prompt_logprobs repetition_detection structural_tag "
+        "thinking_token_budget truncate_prompt_tokens truncation_side",
     ),
     **_neutral(
         (False,),
-        "add_special_tokens echo return_prompt_text return_token_ids return_tokens_as_token_ids "
-        "use_beam_search watermarking",
+        "return_prompt_text return_token_ids return_tokens_as_token_ids use_beam_search watermarking",
     ),
-    **_neutral((True,), "include_reasoning spaces_between_special_tokens"),
     **_neutral((1,), "best_of length_penalty stream_interval"),
-    **_neutral(([],), "documents logits_processors"),
-    **_neutral(({},), "media_io_kwargs mm_processor_kwargs vllm_xargs"),
+    **_neutral(([],), "logits_processors"),
+    **_neutral(({},), "vllm_xargs"),
     "priority": (0,),
+    "spaces_between_special_tokens": (True,),
     **_neutral(  # SGLang's
-        (), "custom_logit_processor ebnf input_ids json_schema lora_path regex session_params stop_regex"
+        (), "custom_logit_processor ebnf json_schema lora_path regex session_params stop_regex"
     ),
     **_neutral(
         (False,),
@@ -87,8 +78,28 @@ CHAT_REFUSED = {
         "return_prompt_token_ids return_routed_experts",
     ),
     "custom_params": ({},),
+}
+
+#: The same for chats alone.
+CHAT_REFUSED = TEXT_REFUSED | {
+    **_neutral(  # OpenAI's
+        (), "audio moderation prediction web_search_options"
+    ),
+    **_neutral(("none",), "function_call reasoning_effort"),
+    **_neutral(([],), "functions tools"),
+    "modalities": (["text"],),
+    "tool_choice": ("none", "auto"),
+    "verbosity": ("medium",),
+    **_neutral((), "chat_template input_ids thinking_budget"),  # vLLM's and SGLang's
+    "add_special_tokens": (False,),
+    "include_reasoning": (True,),
+    **_neutral(([],), "documents"),
+    **_neutral(({},), "media_io_kwargs mm_processor_kwargs"),
     **_neutral((), "enable_thinking reasoning thinking"),  # others'
 }
+
+#: The same for completions alone.
+COMPLETION_REFUSED = TEXT_REFUSED | {"add_special_tokens": (True,), "prompt_embeds": (), "suffix": ("",)}
 
 #: The same for messages.
 MESSAGE_REFUSED = {
@@ -110,6 +121,10 @@ IMAGE_REFUSED = {
     "stream": (False,),
 }
 
+#: A token id as a key of JSON objects, which are strings.
+TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+Prompts = Field(min_length=1, max_length=MOST_PROMPTS)
 Seed = Annotated[int, Field(ge=-1, lt=2**63)]  # -1 means none, as in vLLM
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -217,15 +232,13 @@ class StreamOptions(Strict):
     include_usage: bool = False
 
 
-class ChatRequest(Strict):
-    """Body of `/v1/chat/completions`: OpenAI's fields, then vLLM's. None is the default of the model."""
+class TextRequest(Strict):
+    """Fields of all text requests: OpenAI's, then vLLM's. None is the default of the model."""
 
-    ignored = CHAT_IGNORED
-    refused = CHAT_REFUSED
-    messages: Annotated[list[Message], Field(min_length=1)]
+    ignored = TEXT_IGNORED
+    refused = TEXT_REFUSED
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Temperature | None = None
     top_p: Annotated[float, within("top_p")] | None = None
     n: Annotated[int, Field(ge=1)] = 1
@@ -233,18 +246,50 @@ class ChatRequest(Strict):
     stop: str | list[str] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
+    presence_penalty: Annotated[float, within("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, within("frequency_penalty")] | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MOST_ITEMS)] = {}
+    response_format: dict[str, Any] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None
     min_p: Annotated[float, within("min_p")] | None = None
     repetition_penalty: Annotated[float, within("repetition_penalty", le=None)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
-    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_WORDS)] = []
+    bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_ITEMS)] = []
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    structured_outputs: dict[str, Any] | None = None
     stop_token_ids: list[TokenId] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
+    echo: bool = False
     skip_special_tokens: bool = True
+
+
+class ChatRequest(TextRequest):
+    """Body of `/v1/chat/completions`."""
+
+    ignored = CHAT_IGNORED
+    refused = CHAT_REFUSED
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+
+
+class CompletionRequest(TextRequest):
+    """Body of `/v1/completions`."""
+
+    refused = COMPLETION_REFUSED
+    prompt: (
+        str
+        | Annotated[list[str], Prompts]
+        | Annotated[list[TokenId], Field(min_length=1)]
+        | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Prompts]
+    )
+    max_tokens: Annotated[int, Field(ge=1)] = 16
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
 
 class ImageRequest(Strict):
@@ -267,6 +312,7 @@ class ImageRequest(Strict):
 #: All schemas of requests and their parts, by their names in the documentation.
 BODIES: dict[str, type[Strict]] = {
     "chats": ChatRequest,
+    "completions": CompletionRequest,
     "`stream_options`": StreamOptions,
     "messages": Message,
     "text parts": TextPart,

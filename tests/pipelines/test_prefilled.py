@@ -64,6 +64,7 @@ def test_the_first_word_of_a_continuation_keeps_its_space() -> None:
     assert "".join(pieces) + deltas.finish() == " cross left"
 
 
+RAW = {"apply_chat_template": False}
 PREFILLED = {"continue_final_message": True}
 IMAGE_LAST = begun([{"type": "text", "text": "a"}, {"type": "image", "image": IMAGE}])
 
@@ -71,7 +72,11 @@ IMAGE_LAST = begun([{"type": "text", "text": "a"}, {"type": "image", "image": IM
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     ("describe", PREFILLED, "continue_final_message"),
     (["describe", begun("a red")], PREFILLED, "continue_final_message"),
-    ("describe", {**PREFILLED, "apply_chat_template": False}, "continue_final_message"),
+    ([3, 4], {}, "apply_chat_template"),
+    ([[3, 4], [3, -1]], RAW, "prompt"),
+    ([3, 10**6], RAW, "prompt"),
+    ([3, 4], {**RAW, "images": IMAGE}, "prompt"),
+    (["a", []], RAW, "prompt[1]"),
     (begun("a red"), {"continue_final_message": "content"}, "continue_final_message"),
     (IMAGE_LAST, {}, "prompt[1]"),
     (begun([]), {}, "prompt[1]"),
@@ -82,6 +87,21 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (ASKED, {"chat_template_kwargs": ["shout"]}, "chat_template_kwargs"),
     ("a", {"chat_template_kwargs": {"shout": 1}, "apply_chat_template": False}, "chat_template_kwargs"),
 ]
+
+
+def test_raw_prompts_are_continued_and_may_be_token_ids(llava: VisionLanguagePipeline) -> None:
+    texts = ["a red frame", "the large image"]
+    ids = [llava.tokenizer(text)["input_ids"] for text in texts]
+    whole = llava(texts, **RAW, **PREFILLED, **SHORT)
+    for prompts in (ids, [tuple(ids[0]), texts[1]]):
+        again = llava(prompts, **RAW, **PREFILLED, **SHORT)
+        assert (again.text, again.tokens) == (whole.text, whole.tokens)
+    assert llava(ids[0], **RAW, **SHORT).tokens == whole.tokens[:1]
+    for text, before, after in zip(texts, ids, whole.tokens, strict=True):
+        assert text + whole.text[texts.index(text)] == llava.tokenizer.decode([*before, *after])
+    image = llava.model.config.image_token_id
+    with no_forward(), pytest.raises(InputError, match="prompt must have no token id that stands for"):
+        llava([3, image], **RAW, **SHORT)
 
 
 def test_what_cannot_be_continued_is_refused_by_name(llava: VisionLanguagePipeline) -> None:

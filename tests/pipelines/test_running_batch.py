@@ -56,7 +56,7 @@ def enter_and_leave(batch: Any, requests: list[dict[str, Any]], seed: int) -> di
     """Let requests enter at random moments, and cancel two; the outputs of the others by number."""
     chance, cancelled = random.Random(seed), 0
     waiting, numbers, outputs = list(range(len(requests))), dict[int, int](), dict[int, Any]()
-    streamed = defaultdict[int, list[int]](list)
+    streamed, logged = defaultdict[int, list[int]](list), defaultdict[int, list[Any]](list)
     while waiting or batch.handles:
         while waiting and batch.free >= 2 and (chance.random() < 0.5 or not batch.handles):
             number = waiting.pop(0)
@@ -67,12 +67,14 @@ def enter_and_leave(batch: Any, requests: list[dict[str, Any]], seed: int) -> di
         for update in batch.step():
             number = numbers[update.handle]
             streamed[number] += update.tokens[0]
+            logged[number] += update.logprobs[0]
             if update.output is not None:
                 outputs[number] = update.output
         assert batch.handles == sorted(batch.handles)
     assert all(
         len(output.tokens) > 1 or output.tokens[0] == streamed[number] for number, output in outputs.items()
     )
+    assert all(getattr(each, "logprobs", [[]])[0] == logged[number] for number, each in outputs.items())
     return outputs
 
 
@@ -90,6 +92,7 @@ def test_text_of_requests_that_enter_and_leave_at_random(text: Any, source: str,
     requests = [{"prompt": prompt, **settings} for prompt, settings in text_requests()]
     for number in range(6):
         own = {"max_new_tokens": 1 + 5 * (number % 4), "temperature": 0.8 * (number % 2), "seed": number}
+        own |= {"logprobs": 1} if number % 3 else {}
         requests.append({"prompt": PROMPTS[number % 4], **own})
     with pipe.running_batch(rows=6) as batch:
         outputs = enter_and_leave(batch, requests, seed=len(name))
@@ -98,6 +101,7 @@ def test_text_of_requests_that_enter_and_leave_at_random(text: Any, source: str,
         alone = pipe(**requests[number])
         assert output.tokens == alone.tokens and output.text == alone.text
         assert output.finish_reasons == alone.finish_reasons
+        assert [each.token for each in output.logprobs[0]] == [each.token for each in alone.logprobs[0]]
         assert output.stats.nfe == alone.stats.nfe
         assert output.stats.acceptance_length == alone.stats.acceptance_length
 

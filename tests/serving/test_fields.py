@@ -3,11 +3,12 @@
 import pytest
 from pydantic import ValidationError
 
-from mmspec.call_fields import CALL_FIELDS, CHAT_NAMES
+from mmspec.call_fields import CHAT_NAMES, SAME_IN_REQUESTS
 from mmspec.messages import MESSAGE, PARTS
 from mmspec.serving.errors import field_error
 from mmspec.serving.schemas import (
     ChatRequest,
+    CompletionRequest,
     ImagePart,
     ImageRequest,
     ImageUrl,
@@ -45,7 +46,7 @@ def param(model, body):
 
 
 BODIES = {ChatRequest: {"messages": [ASKED]}, ImageRequest: {"prompt": "a"}, Message: ASKED}
-BODIES |= {ImageUrl: {"url": "data:"}, StreamOptions: {}}
+BODIES |= {CompletionRequest: {"prompt": "a"}, ImageUrl: {"url": "data:"}, StreamOptions: {}}
 
 
 def test_no_field_is_taken_without_a_meaning():
@@ -59,14 +60,18 @@ def test_no_field_is_taken_without_a_meaning():
             assert [param(model, {**body, name: value}) for value in neutral] == [None] * len(neutral)
         assert {param(model, {**body, name: "any"}) for name in model.ignored} <= {None}
         assert param(model, {**body, "not_a_field": 1}) == "not_a_field"
-        for name in set(model.model_fields) - {"model", "negative_prompt", "prompt", "chat_template_kwargs"}:
+        free = {"model", "negative_prompt", "prompt"}  # any text, and in the next line any object
+        free |= {"chat_template_kwargs", "response_format", "structured_outputs"}
+        for name in set(model.model_fields) - free:
             assert param(model, {**body, name: {"wrong": object()}}) is not None
 
 
 def test_chats_name_the_fields_of_pipelines_as_the_table_says():
     fields = set(ChatRequest.model_fields)
     assert set(CHAT_NAMES.values()) <= fields
-    assert fields & set(CALL_FIELDS) == {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    same = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    same |= {"presence_penalty", "frequency_penalty"}
+    assert fields & set(SAME_IN_REQUESTS) == same
 
 
 PART = {"type": "text", "text": "a"}
@@ -151,10 +156,18 @@ def check_prefilled(server):
         prefilled = {"messages": said, "continue_final_message": True}
         assert begun + text(server, **prefilled, add_generation_prompt=False) == plain
         assert begun + text(server, **prefilled) == plain
+        shown = begun if isinstance(content, list) else content
+        assert text(server, **prefilled, echo=True) == shown + plain.removeprefix(begun)
     stream = server.client.chat.completions.create(
-        model="scenes-llava", messages=said, max_tokens=24, stream=True, extra_body=prefilled
+        model="scenes-llava",
+        messages=said,
+        max_tokens=24,
+        stream=True,
+        extra_body={**prefilled, "echo": True},
     )
-    assert begun + "".join(chunk.choices[0].delta.content or "" for chunk in stream) == plain
+    assert text(server, echo=True) == plain  # nothing of the assistant's comes before
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert streamed == f"{begun} " + plain.removeprefix(begun)
     expected = reference("scenes-llava")(said, continue_final_message=False, max_new_tokens=24).text[0]
     assert text(server, messages=said) == expected != text(server, **prefilled)
 
@@ -176,11 +189,22 @@ WRONG = [
     ({"stop": ""}, "stop"),
     ({"stop": ["x"] * 10_000}, "stop"),
     ({"stream": "yes"}, "stream"),
-    ({"logit_bias": {"1": 2}}, "logit_bias"),
+    ({"logit_bias": {"418": 2}}, "logit_bias.418"),
+    ({"logit_bias": {"red": 2}}, "logit_bias.red"),
+    ({"logit_bias": {"1": -101}}, "logit_bias.1"),
+    ({"logit_bias": {"5": 100, "6": 2}, "allowed_token_ids": [6]}, "allowed_token_ids"),
+    ({"allowed_token_ids": []}, "allowed_token_ids"),
+    ({"allowed_token_ids": [3, 418]}, "allowed_token_ids[1]"),
     ({"tools": [{"type": "function"}]}, "tools"),
-    ({"logprobs": True}, "logprobs"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
-    ({"presence_penalty": 0.5}, "presence_penalty"),
+    ({"logprobs": 1}, "logprobs"),
+    ({"top_logprobs": 3}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"prompt_logprobs": 1}, "prompt_logprobs"),
+    ({"modalities": ["text", "audio"]}, "modalities"),
+    ({"audio": {"voice": "alloy"}}, "audio"),
+    ({"response_format": "json"}, "response_format"),
+    ({"presence_penalty": 2.5}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
     ({"model": "scenes-llamagen"}, "model"),
     ({"continue_final_message": True}, "continue_final_message"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),

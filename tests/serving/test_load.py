@@ -154,7 +154,7 @@ def test_64_requests_at_once_are_answered_with_the_default_limits():
 def test_a_request_waits_while_the_queue_moves():
     async def wait(moves: int) -> float:
         queue = WaitingRows(8)
-        ticket, began = Ticket("", [{}], queue), time.monotonic()
+        ticket, began = Ticket([""], [{}], queue), time.monotonic()
 
         async def move() -> None:
             for _ in range(moves):
