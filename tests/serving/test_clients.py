@@ -8,11 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from typing import Literal
 
 import openai
 import pytest
+from pydantic import BaseModel
 
-from tests.serving.conftest import PATIENCE, reference
+from tests.serving.byte_llava import byte_llava
+from tests.serving.conftest import PATIENCE, reference, running
 
 PROMPT = "Describe the picture."
 NEW = 60
@@ -41,6 +44,30 @@ def only_this_machine(monkeypatch):
 @pytest.fixture(scope="module")
 def expected(scene) -> str:
     return reference(MODEL)(PROMPT, images=scene, max_new_tokens=NEW).text[0]
+
+
+class Shape(BaseModel):
+    """What an image shows."""
+
+    shape: Literal["ring", "cube", "star"]
+    colours: tuple[Literal["red", "blue"], Literal["red", "blue"]]
+    count: Literal[1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def writer():
+    """A server of a model that writes JSON, with random weights."""
+    with running(pipelines={"byte": byte_llava()}) as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def shape(scene) -> Shape:
+    """The answer of plain decoding under the schema."""
+    parts = [{"type": "image", "image": scene}, {"type": "text", "text": PROMPT}]
+    message = {"role": "user", "content": parts}
+    answer = byte_llava("none")([message], response_format=Shape, max_new_tokens=200)
+    return Shape.model_validate_json(answer.text[0])
 
 
 def about(url: str) -> list[dict]:
@@ -138,3 +165,53 @@ def test_litellm(server, scene_url, expected):
     assert asyncio.run(flow()) == expected
     with pytest.raises(litellm.BadRequestError, match="temperature"):
         litellm.completion(**asked, temperature=3)
+
+
+def test_schema_by_openai(writer, scene_url, shape):
+    asked = {"model": "byte", "messages": about(scene_url), "max_tokens": 200, "response_format": Shape}
+    completions = writer.client.chat.completions
+    assert completions.parse(**asked).choices[0].message.parsed == shape
+    with completions.stream(**asked) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == shape
+
+    async def flow() -> Shape:
+        async with openai.AsyncOpenAI(base_url=f"{writer.url}/v1", api_key="none") as client:
+            return (await client.chat.completions.parse(**asked)).choices[0].message.parsed
+
+    assert asyncio.run(flow()) == shape
+
+
+def test_schema_by_langchain(writer, scene_url, shape):
+    langchain_openai = pytest.importorskip("langchain_openai")
+    model = langchain_openai.ChatOpenAI(
+        base_url=f"{writer.url}/v1", api_key="none", model="byte", temperature=0, max_tokens=200
+    )
+    parsing = model.with_structured_output(Shape, method="json_schema")
+    assert parsing.invoke(about(scene_url)) == shape
+    assert list(parsing.stream(about(scene_url)))[-1] == shape
+
+
+def test_schema_by_litellm(writer, scene_url, shape):
+    litellm = pytest.importorskip("litellm")
+    answer = litellm.completion(
+        model="openai/byte",
+        api_base=f"{writer.url}/v1",
+        api_key="none",
+        messages=about(scene_url),
+        max_tokens=200,
+        response_format=Shape,
+    )
+    assert Shape.model_validate_json(answer.choices[0].message.content) == shape
+
+
+def test_schema_by_instructor(writer, scene_url):
+    """It adds instructions to the messages, so that its answer is another one than `shape`."""
+    instructor = pytest.importorskip("instructor")
+    own = openai.OpenAI(base_url=f"{writer.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+    client = instructor.from_openai(own, mode=instructor.Mode.JSON_SCHEMA)
+    asked = {"model": "byte", "messages": about(scene_url), "max_tokens": 200, "response_model": Shape}
+    answer = client.chat.completions.create(**asked, max_retries=0)
+    said = answer._raw_response.choices[0].message.content
+    assert answer.model_dump() == Shape.model_validate_json(said).model_dump()
+    parts = list(client.chat.completions.create_partial(**asked, max_retries=0))
+    assert parts[-1].model_dump() == answer.model_dump()
