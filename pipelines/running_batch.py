@@ -61,6 +61,7 @@ class Running:
     rows: list[int]  # in the batch, in increasing order
     text_before: list[int]  # of the first row's `Request`
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
+    cached_tokens: int = 0  # of its prompts, which the prefix cache supplied
 
     def take(self, tokens: Sequence[RowOutput]) -> None:
         """Add new tokens of its rows."""
@@ -122,6 +123,10 @@ class RunningBatch:
                 return self._batch.canvas.prompt_lengths[running.rows[0]]
         return 0
 
+    def cached_tokens(self, handle: int) -> int:
+        """Return how many tokens of a request's prompts the prefix cache supplied; 0 if not in the batch."""
+        return next((each.cached_tokens for each in self._running if each.handle == handle), 0)
+
     def text_before(self, handle: int) -> list[int]:
         """Return the last tokens of a request's first prompt if the output continues their text, else []."""
         return next((each.text_before for each in self._running if each.handle == handle), [])
@@ -164,6 +169,7 @@ class RunningBatch:
             raise InputError("accelerator", accelerator.name, rule)
         where = call.sampler, call.requests, call.canvas, call.random
         batch, prompts = begin(self.pipe.target, accelerator.decoder, *where)
+        running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
             if not call.canvas.finished:  # the first round runs alone, after which sessions can be joined
@@ -207,8 +213,11 @@ class RunningBatch:
             ended.append(running)
             own = canvas.part(running.rows)
             own.stats = own.stats.of_rows_alone()
+            own.stats.cached_prompt_tokens = running.cached_tokens
             error = next((error for error in own.errors if error is not None), None)
             updates.append(RowUpdate(running.handle, fresh, running.make_output(own), error))
+        left = {row for running in ended for row in running.rows}.intersection(canvas.without_errors)
+        self.pipe.target.remember(self._batch.state, canvas.outputs(), sorted(left))
         self._remove(ended)
         return updates
 
