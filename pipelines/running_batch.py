@@ -123,10 +123,6 @@ class RunningBatch:
                 return self._batch.canvas.prompt_lengths[running.rows[0]]
         return 0
 
-    def cached_tokens(self, handle: int) -> int:
-        """Return how many tokens of a request's prompts the prefix cache supplied; 0 if not in the batch."""
-        return next((each.cached_tokens for each in self._running if each.handle == handle), 0)
-
     def text_before(self, handle: int) -> list[int]:
         """Return the last tokens of a request's first prompt if the output continues their text, else []."""
         return next((each.text_before for each in self._running if each.handle == handle), [])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 DRAIN_SECONDS = 20
+PREFIX_SHARE = 8  # by default the prefix cache of a model may take an eighth of the free memory
 
 
 @unpack_options
@@ -74,6 +75,14 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.")] = 32_000_000,
     max_images: Annotated[int, typer.Option(min=1, help="Maximum number of images per request.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 4096,
+    prefix_cache_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Memory limit of each model's prefix cache, in bytes; 0 for none.",
+            show_default="an eighth of the free memory",
+        ),
+    ] = None,
     allow_url_domain: Annotated[
         list[str] | None,
         typer.Option(
@@ -123,7 +132,10 @@ def serve(
         raise InputError("MODEL", names, "must have different folder names, by which clients select a model")
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
-        engines = [load_engine(source, accelerator, rows, limits, metrics, how) for source in sources]
+        engines = [
+            load_engine(source, accelerator, rows, limits, metrics, how, prefix_cache_bytes)
+            for source in sources
+        ]
         application = create_app(engines, metrics, limits, api_key, origins)
         run_server(application, listener, names, as_json=how.as_json)
 
@@ -151,7 +163,13 @@ def name_of(source: str) -> str:
 
 
 def load_engine(
-    source: str, accelerator: str | None, rows: int, limits: ServerLimits, metrics: Metrics, how: ModelOptions
+    source: str,
+    accelerator: str | None,
+    rows: int,
+    limits: ServerLimits,
+    metrics: Metrics,
+    how: ModelOptions,
+    prefix_cache_bytes: int | None = None,
 ) -> Engine:
     """Load a model with its accelerator, and return its engine."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
@@ -169,12 +187,30 @@ def load_engine(
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
+    remember_prompts(pipe, prefix_cache_bytes)
     name = name_of(source)
     reason = why_in_turn(pipe)
     note(
         f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f", decoded in turns ({reason})")
     )
     return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
+
+
+def remember_prompts(pipe: Any, max_bytes: int | None) -> None:
+    """Enable the prefix cache of a pipeline for text, unless its model has none.
+
+    Args:
+        pipe: the pipeline.
+        max_bytes: limit of the cache, 0 for none; None for a share of the free memory.
+    """
+    from mmspec.models.free_memory import free_bytes
+    from mmspec.pipelines import ImageGenerationPipeline
+
+    if max_bytes is None:
+        max_bytes = free_bytes(pipe.device) // PREFIX_SHARE
+    prompts_are_short = isinstance(pipe, ImageGenerationPipeline)
+    if max_bytes and not prompts_are_short and not pipe.target.by_blocks:
+        pipe.enable_prefix_cache(max_bytes)
 
 
 def run_server(application: Any, listener: socket.socket, names: list[str], *, as_json: bool) -> None:

@@ -25,6 +25,7 @@ class Event:
         output: output of the pipeline for a finished row.
         error: error of a failed row.
         prompt_tokens: length of the prompt, visual tokens included, in the first event.
+        tokens: number of new tokens.
     """
 
     text: str = ""
@@ -32,6 +33,7 @@ class Event:
     output: Any = None
     error: BaseException | None = None
     prompt_tokens: int = 0
+    tokens: int = 0
 
 
 class TextRows:
@@ -74,11 +76,12 @@ class TextRows:
             return Event(error=update.error)
         deltas = self._deltas.get(update.handle)
         text = "" if deltas is None else deltas.add(update.tokens[0])
+        count = len(update.tokens[0])
         if update.output is None:
-            return Event(text)
+            return Event(text, tokens=count)
         if deltas is not None:
             text += self._deltas.pop(update.handle).finish()
-        return Event(text, update.output.finish_reasons[0], update.output)
+        return Event(text, update.output.finish_reasons[0], update.output, tokens=count)
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ Key = bytes
 KEY_BYTES = 16
 
 
-def digest(*parts: bytes | memoryview) -> Key:
+def digest(*parts: bytes) -> Key:
     """Hash bytes. Parts are concatenated: callers make sure that different parts give different bytes."""
     found = hashlib.blake2b(digest_size=KEY_BYTES)
     for part in parts:
@@ -36,8 +36,8 @@ def chain(root: Key, contents: Iterable[bytes]) -> list[Key]:
 class BlockTable:
     """Table of cached blocks: key -> slot, with a limit; the least recently used block is dropped first.
 
-    A block is used whenever one that continues it is, so that no block is dropped before those after it: every
-    cached block can be found from the start of its prompt.
+    A block is used whenever one that continues it is, so that no block is dropped before those after it:
+    every cached block can be found from the start of its prompt.
 
     Args:
         limit: largest number of blocks.

@@ -335,7 +335,7 @@ class CausalTarget(ModelTarget[AnyState]):
         known = memory.find(prompt, taps, bool(cache.recurrent))
         length = 0 if known is None else known.length
         new_items = [item for item in prompt.items if item.start >= length]
-        rest: Keywords = inputs if known is None else rest_of(inputs, prompt, length)
+        rest: Keywords = dict(inputs) if known is None else dict(rest_of(inputs, prompt, length))
         rest = memory.images.with_encoded(self.model, rest, new_items, inputs, prompt.state)
         if known is None:
             logits = self.forward(rest, cache, keep=1, whole=bool(taps))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from mmspec.open_types import Keywords
 from mmspec.targets.admission import takes
@@ -100,7 +100,9 @@ class ImageCache:
         output = model.model.get_image_features(**item.part(whole), return_dict=True)
         if {name for name, value in output.items() if value is not None} - {*READ, *NOT_READ}:
             return None
-        kept = type(output)(**{name: output[name] for name in READ if output.get(name) is not None})
+        kept: ModelOutput = type(output)(
+            **{name: output[name] for name in READ if output.get(name) is not None}
+        )
         self._keep(key, kept)
         return kept
 

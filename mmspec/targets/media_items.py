@@ -138,9 +138,9 @@ def clip_tokens(config: PreTrainedConfig) -> set[int]:
 
 def digest_of(tensors: Mapping[str, Tensor]) -> bytes:
     """Hash tensors with their names, data types and shapes."""
-    parts: list[bytes | memoryview] = []
+    parts: list[bytes] = []
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
         parts.append(f"{name} {tensor.dtype} {list(tensor.shape)} ".encode())
-        parts.append(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        parts.append(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest(*parts)

@@ -76,10 +76,10 @@ class PromptIdentity:
     offset: int = 0
 
     @once
-    def data(self) -> memoryview:
+    def data(self) -> bytes:
         """Bytes of the tokens and their positions, token by token."""
         numbers = torch.cat([self.tokens[None], self.positions]).T.contiguous()
-        return memoryview(numbers.numpy()).cast("B")
+        return numbers.numpy().tobytes()
 
     def content(self, start: int, stop: int) -> bytes:
         """What a block's keys depend on, besides the blocks before it."""
