@@ -171,9 +171,15 @@ def test_memory_that_runs_out_lowers_the_limit(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_new_taps_are_stored_for_known_blocks() -> None:
+    """A tap that is new to the cache empties it; one that blocks lack is added to them."""
     target, fresh = text_target(), text_target(None)
-    prompt = {"input_ids": torch.tensor([SYSTEM])}
-    for taps, known in (((), 0), ((0,), 0), ((0,), 69), ((), 69), ((0, 1), 0), ((1,), 69), ((0,), 69)):
+    one, other = ({"input_ids": torch.tensor([tokens])} for tokens in (SYSTEM, random_tokens(70, 1)))
+    calls: list[tuple[Any, tuple[int, ...], int]] = [
+        *((one, (), 0), (one, (0,), 0), (one, (0,), 69), (one, (), 69)),
+        *((other, (), 0), (other, (), 69), (other, (0,), 0), (other, (0,), 69)),
+        *((one, (0, 1), 0), (one, (1,), 69), (one, (0,), 69)),
+    ]
+    for prompt, taps, known in calls:
         with torch.inference_mode():
             state, output = target.prefill([prompt], 90, taps)
             expected_state, expected = fresh.prefill([prompt], 90, taps)
