@@ -27,7 +27,7 @@ PATCHES = {IMAGE: ("pixel_values", "image_grid_thw"), CLIP: ("pixel_values_video
 
 @dataclass(frozen=True)
 class MediaItem:
-    """An image or a clip of a prompt, or all of them together if they cannot be told apart.
+    """An image or a clip of a prompt, or all of them together if their rows are not known.
 
     Attributes:
         start, stop: its first token, and the one after its last.
