@@ -376,8 +376,10 @@ class CausalTarget(ModelTarget[AnyState]):
             outputs: B lists of output tokens. The last token of a row may have no keys.
             rows: of the batch, whose replies are complete.
         """
+        if self.prefix_cache is None or self.grid is not None:
+            return
         cache: RaggedCache = state.cache
-        if self.prefix_cache is None or self.grid is not None or cache.recurrent:
+        if cache.recurrent:  # their state may be that after tokens that a stop has cut off
             return
         for first in range(0, len(state.prompts), len(outputs)):  # a second copy under guidance
             for row in rows:
