@@ -416,19 +416,21 @@ class MMSpecPipeline:
         self._attach()
 
     def enable_prefix_cache(self, max_bytes: int = DEFAULT_PREFIX_BYTES) -> None:
-        """Enable the prefix cache: prefill reuses the longest prefix shared with an earlier prompt.
+        """Enable the prefix cache: prefill reuses the longest prefix shared with earlier prompts.
 
         The cache helps in conversations and with several questions about one image, since images in the
-        prefix are reused too. Outputs are the same as without the cache, up to rounding. A draft model gets
-        a cache of the same size.
+        prefix are reused too. It also stores the keys of replies, unless the accelerator is a head or the
+        model has recurrent layers, and encoded images, for prompts with other text in front of a known image.
+        Outputs are the same as without the cache, up to rounding. A draft model gets a cache of the same
+        size.
 
         Entries become invalid when weights, adapters or module options change, and `to` empties the cache.
         While a hook or a custom `forward` is set on the model, prompts are not cached. Writes to a few rows
         through `tensor.data` are not detected: call `disable_prefix_cache` and this method again after them.
 
         Args:
-            max_bytes: memory limit for keys, values, hidden states and images, in bytes. The least recently
-                used entries are evicted first.
+            max_bytes: memory limit for keys, values, hidden states and encoded images, in bytes. The least
+                recently used blocks of tokens are evicted first.
 
         Raises:
             InputError: `max_bytes` is not a positive integer, or the model is a masked model or generates

@@ -83,6 +83,7 @@ class Running:
     rows: list[int]  # in the batch
     text_before: list[int]  # of the first row's `Request`
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
+    cached_tokens: int = 0  # of its prompts, which the prefix cache supplied
 
     def take(self, tokens: Sequence[RowOutput]) -> None:
         """Add new tokens of its rows."""
@@ -191,6 +192,7 @@ class RunningBatch:
         where = sampler, call.requests, call.canvas, call.random
         batch, prompts = begin(target, accelerator.decoder, *where)
         running = Running(self._handles, make_output, [], before, [[] for _ in range(count)])
+        running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
             if not call.canvas.finished:  # the first round runs alone, after which sessions can be joined
@@ -316,8 +318,13 @@ class RunningBatch:
             ended.append(running)
             own = canvas.part(running.rows)
             own.stats = own.stats.of_rows_alone()
+            own.stats.cached_prompt_tokens = running.cached_tokens
             error = next((error for error in own.errors if error is not None), None)
             updates.append(RowUpdate(running.handle, fresh, running.make_output(own), error, logprobs))
+        left = {row for running in ended for row in running.rows}.intersection(canvas.without_errors)
+        if ended:
+            target = self.pipe.target
+            target.remember(self._of_batch.state, canvas.outputs(), sorted(left))
         self._remove(ended)
         return [*updates, *failed]
 

@@ -161,11 +161,12 @@ def head_loss(head: DenoisingHead, x0: Tensor, condition: Tensor) -> Tensor:
     if head.config.kind == "flow":
         times = torch.sigmoid(torch.randn(len(x0), device=x0.device, dtype=x0.dtype))
         state = torch.lerp(noise, x0, times[:, None])
-        return (head.net(state, times, condition) - (x0 - noise)).square().mean(-1)
+        velocity: Tensor = head.net(state, times, condition)
+        return (velocity - (x0 - noise)).square().mean(-1)
     step = torch.randint(TRAINING_STEPS, (len(x0),), device=x0.device)
     schedule = DDPMSchedule(TRAINING_STEPS).to(x0.device, x0.dtype)
     tables = DDPMTables(*(table[step] for table in schedule.tables))
-    output = head.net(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
+    output: Tensor = head.net(tables.signal * x0 + tables.noise * noise, schedule.times[step], condition)
     predicted, value = output.chunk(2, dim=-1)
     error = predicted - noise
     # the means of posterior and model are the same function of state and noise

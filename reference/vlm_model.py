@@ -111,8 +111,9 @@ def patch_states(tower: nn.Module, pixels: Tensor) -> Tensor:
         t=config.temporal_patch_size,
     )
     sizes = torch.tensor([[1, grid, grid]] * len(pixels), device=pixels.device)
+    states = tower(patches, sizes).last_hidden_state  # the input of the merger
     return rearrange(
-        tower(patches, sizes).last_hidden_state,  # the input of the merger
+        states,
         "(b rows columns i j) d -> b (rows i columns j) d",
         b=len(pixels),
         rows=grid // config.spatial_merge_size,

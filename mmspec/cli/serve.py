@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 DRAIN_SECONDS = 20
+PREFIX_SHARE = 8  # by default the prefix cache of a model may take an eighth of the free memory
 
 
 class LogFormat(StrEnum):
@@ -92,6 +93,14 @@ def serve(
     max_body_bytes: Annotated[int, typer.Option(min=1, help="Largest request body, in bytes.")] = 32_000_000,
     max_images: Annotated[int, typer.Option(min=1, help="Maximum number of images per request.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per answer.")] = 4096,
+    prefix_cache_bytes: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="Memory limit of each model's prefix cache, in bytes; 0 for none.",
+            show_default="an eighth of the free memory",
+        ),
+    ] = None,
     allow_url_domain: Annotated[
         list[str] | None,
         typer.Option(
@@ -159,7 +168,7 @@ def serve(
         choose(accelerator, source, how.drafter)  # raises for an unknown name or a missing drafter
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
-        what = accelerator, rows, limits, metrics, how, compiled
+        what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes
         engines = [load_engine(source, *what) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins)
         start_log(as_json=log_format is LogFormat.JSON)
@@ -197,6 +206,7 @@ def load_engine(
     metrics: Metrics,
     how: LoadOptions,
     compiled: bool = False,
+    prefix_cache_bytes: int | None = None,
 ) -> Engine:
     """Load a model with its accelerator, compiled if asked for, and return its engine."""
     from mmspec.core.graphs import has_graphs
@@ -217,12 +227,30 @@ def load_engine(
         raise InputError("--compile", str(pipe.device), "must be off where the model is not on a CUDA device")
     if compiled:
         pipe.compile(())
+    remember_prompts(pipe, prefix_cache_bytes)
     name = name_of(source)
     reason = why_in_turn(pipe)
     note(
         f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f", decoded in turns ({reason})")
     )
     return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
+
+
+def remember_prompts(pipe: Any, max_bytes: int | None) -> None:
+    """Enable the prefix cache of a pipeline for text, unless its model has none.
+
+    Args:
+        pipe: the pipeline.
+        max_bytes: limit of the cache, 0 for none; None for a share of the free memory.
+    """
+    from mmspec.models.free_memory import free_bytes
+    from mmspec.pipelines import ImageGenerationPipeline
+
+    if max_bytes is None:
+        max_bytes = free_bytes(pipe.device) // PREFIX_SHARE
+    prompts_are_short = isinstance(pipe, ImageGenerationPipeline)
+    if max_bytes and not prompts_are_short and not pipe.target.by_blocks:
+        pipe.enable_prefix_cache(max_bytes)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def compress_latent(queries: Tensor, features: Tensor, mask: Tensor) -> Tensor:
     gradient to the queries vanishes.
     """
     width = features.shape[-1]
-    scores = queries @ rms_norm(features, (width,)).mT * width**-0.5
+    scores: Tensor = queries @ rms_norm(features, (width,)).mT * width**-0.5
     return scores.masked_fill(~mask[:, None], float("-inf")).softmax(-1) @ features
 
 

@@ -325,8 +325,9 @@ class RaggedCache(Cache, Rows):
 
     def row_states(self, row: int, length: int) -> RowStates:
         """Views of a row's keys and values for its first `length` tokens; later rounds leave them."""
+        place = row if self.order is None else self.order[row]
         return {
-            index: (layer.keys[row, :length], layer.values[row, :length])
+            index: (layer.keys[place, :length], layer.values[place, :length])
             for index, layer in enumerate(self.ragged)
             if layer.is_initialized
         }

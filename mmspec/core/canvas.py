@@ -202,6 +202,11 @@ class Canvas(Rows):
         return all(reason is not None for reason in self.finish_reasons)
 
     @property
+    def without_errors(self) -> list[int]:
+        """Rows whose logits were finite so far."""
+        return [row for row, error in enumerate(self.errors) if error is None]
+
+    @property
     def in_step(self) -> list[int]:
         """Rows that get one token a round, because their callbacks rely on it."""
         return [row for row, stopping in enumerate(self.stopping) if stopping.lockstep is not None]

@@ -218,6 +218,16 @@ class Target(ABC, Generic[State]):
     def commit(self, state: State, draft: AnyDraft, verdict: AnyVerdict, active: Tensor) -> None:
         """Keep the keys and values of decided tokens in the active rows [B], and drop the others."""
 
+    def remember(self, state: State, outputs: Sequence[Any], rows: Sequence[int]) -> None:
+        """Keep data of complete rows for later prompts that continue them. Optional.
+
+        Args:
+            state: of a batch, between rounds.
+            outputs: B lists of output tokens.
+            rows: of the batch, whose outputs are complete.
+        """
+        return None
+
 
 #: A target with any kind of state.
 AnyTarget: TypeAlias = Target[Any]

@@ -332,6 +332,7 @@ def speculate(
             batch.tighten()
             if emission is not None:
                 yield Round(*rounds.popleft()[:4], emission)
+        target.remember(batch.state, canvas.outputs(), canvas.without_errors)
 
 
 def logprob_columns(canvas: Canvas, sampler: AnySampler, logits: Tensor, verdict: Verdict) -> list[Tensor]:

@@ -47,7 +47,7 @@ class Rows:
     Attributes:
         row_fields: built by `named`; None if rows stay together until all have finished.
         counters: integers that grow from round to round, and on which no computation depends.
-        scratch: attributes that a round sets before it reads them.
+        scratch: attributes that a round sets before it reads them, or does not read.
         converted: fields of the host that a round reads only in the form of `constants`.
     """
 

@@ -213,6 +213,10 @@ class Answer(ABC):
             "prompt_tokens": prompt,
             "completion_tokens": new,
             "total_tokens": prompt + new,
+            # choices after the first find its prompt in the prefix cache
+            "prompt_tokens_details": {
+                "cached_tokens": min((one.cached_prompt_tokens for one in stats), default=0)
+            },
             "completion_tokens_details": {
                 "accepted_prediction_tokens": accepted,
                 "rejected_prediction_tokens": drafted - accepted,

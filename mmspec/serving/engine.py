@@ -20,7 +20,7 @@ from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
 from mmspec.serving.errors import RequestError, as_request_error
-from mmspec.serving.metrics import ModelMetrics
+from mmspec.serving.metrics import ModelMetrics, RowTimes
 from mmspec.serving.request_log import fields_of, request_id
 from mmspec.serving.rows import Event, TextRows, open_rows
 
@@ -37,6 +37,7 @@ class Row:
     settings: Keywords
     ticket: Ticket
     index: int
+    times: RowTimes
 
     def tell(self, event: Event) -> None:
         """Send an event to the request, from any thread."""
@@ -68,13 +69,12 @@ class Ticket:
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self.names = names or {}
-        pairs = enumerate(zip(prompts, settings, strict=True))
-        self.rows = [Row(prompt, one, self, index) for index, (prompt, one) in pairs]
         self.began = perf_counter()
+        pairs = enumerate(zip(prompts, settings, strict=True))
+        self.rows = [Row(prompt, one, self, index, RowTimes(self.began)) for index, (prompt, one) in pairs]
         self.prompt_tokens = [0] * len(self.rows)
         self.request_id = request_id.get()  # for the log of the worker, which serves all requests
         self.stats: list[DecodingStats] = []  # of finished rows
-        self.first_token_seconds: float | None = None
         self.is_cancelled = False  # set here, read by the worker before each round
 
     async def entered(self, seconds: float) -> None:
@@ -118,8 +118,6 @@ class Ticket:
             )
             if event.error is not None:
                 raise event.error
-            if self.first_token_seconds is None:
-                self.first_token_seconds = perf_counter() - self.began
             if event.finish_reason is not None:
                 self.stats.append(event.output.stats)
                 running -= 1
@@ -213,6 +211,7 @@ class Engine:
         self._running: dict[Hashable, Row] = {}
         self._thread = threading.Thread(target=self._work, name=f"mmspec {name}", daemon=True)
         metrics.watch(lambda: self.running, lambda: len(self.waiting))
+        metrics.watch_memory(lambda: getattr(self.pipeline.target, "prefix_cache", None))
 
     @property
     def running(self) -> int:
@@ -300,6 +299,7 @@ class Engine:
         """Enter a row into the batch, or send it the error; False if there is no room yet."""
         if row.ticket.is_cancelled:  # cancelled after it was removed from the queue
             return True
+        began = perf_counter()
         try:
             handle, event = batch.enter(row.prompt, **row.settings)
         except NoRoomError:
@@ -314,6 +314,7 @@ class Engine:
             raise
         else:
             self._running[handle] = row
+            self.metrics.count_entered(row.times, began, event.prompt_tokens)
             row.tell(event)
         self.waiting.last_move = monotonic()
         return True
@@ -322,6 +323,7 @@ class Engine:
         row = self._running.get(handle)
         if row is None:
             return
+        self.metrics.count_tokens(row.times, event.tokens)
         if event.error is None and event.finish_reason is None:
             row.tell(event)
             return
@@ -332,7 +334,7 @@ class Engine:
                 logger.error("a row of %s has failed", self.name, exc_info=event.error, extra=about)
             self._fail([row], event.error)
         elif event.finish_reason is not None:
-            self.metrics.count_finished(event.finish_reason, event.output.stats, row.ticket.began)
+            self.metrics.count_finished(event.finish_reason, event.output.stats, row.times)
             row.tell(event)
 
     def _fail(self, rows: Sequence[Row], error: BaseException) -> None:

@@ -63,13 +63,14 @@ class RequestRecord:
             "seconds": perf_counter() - self._began,
         }
         if self.ticket is not None:
-            stats = merge_stats(self.ticket.stats)
-            counts = zip(self.ticket.rows, self.ticket.prompt_tokens, strict=True)
+            stats, rows = merge_stats(self.ticket.stats), self.ticket.rows
+            counts = zip(rows, self.ticket.prompt_tokens, strict=True)
             prompts = {id(row.prompt): count for row, count in counts}  # one prompt of several choices
+            firsts = [row.times.first for row in rows if row.times.first is not None]
             found |= {
                 "prompt_tokens": sum(prompts.values()),
-                "new_tokens": sum(stats.new_tokens),
-                "time_to_first_token": self.ticket.first_token_seconds,
+                "new_tokens": sum(row.times.tokens for row in rows),
+                "time_to_first_token": min(firsts) - self.ticket.began if firsts else None,
                 "tokens_per_forward_pass": stats.acceptance_length if stats.rounds else None,
             }
         return {

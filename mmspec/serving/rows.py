@@ -25,6 +25,7 @@ class Event:
         output: output of the pipeline for a finished row.
         error: error of a failed row.
         prompt_tokens: length of the prompt, visual tokens included, in the first event.
+        tokens: number of new tokens.
     """
 
     pieces: Sequence[Piece] = ()
@@ -32,6 +33,7 @@ class Event:
     output: Any = None
     error: BaseException | None = None
     prompt_tokens: int = 0
+    tokens: int = 0
 
 
 class TextRows:
@@ -79,11 +81,12 @@ class TextRows:
             return Event(error=update.error)
         text = self._texts.get(update.handle)
         pieces = [] if text is None else text.add(update.tokens[0], update.logprobs[0])
+        count = len(update.tokens[0])
         if update.output is None:
-            return Event(pieces)
+            return Event(pieces, tokens=count)
         if text is not None:
             pieces += self._texts.pop(update.handle).finish()
-        return Event(pieces, update.output.finish_reasons[0], update.output)
+        return Event(pieces, update.output.finish_reasons[0], update.output, tokens=count)
 
 
 @dataclass(eq=False)

@@ -35,7 +35,7 @@ from mmspec.targets.merged import merge_projections
 from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
 from mmspec.targets.model_state import state_of
 from mmspec.targets.model_target import ModelTarget
-from mmspec.targets.prefix import Prefix, PrefixCache, identify, rest_of
+from mmspec.targets.prefix import Prefix, PrefixCache, PromptIdentity, identify, rest_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.targets.thinned import reading_only
@@ -89,9 +89,12 @@ class CausalState(CacheState):
             drafter may set its own in `DraftSession.attach`.
         starts: [R] prompt lengths.
         most_nodes: largest draft that is known to fit in memory, if recurrent layers keep data for each node.
+        prompts: R prompts as the prefix cache identifies them, None for those that it cannot hold; empty if
+            replies are not stored.
     """
 
-    row_fields = named("starts")
+    row_fields = named("starts", "prompts")
+    scratch = CacheState.scratch | {"prompts"}  # no round reads them
 
     hidden: HiddenStates
     change: float
@@ -99,6 +102,7 @@ class CausalState(CacheState):
     queries: Tensor
     starts: Tensor
     most_nodes: int = field(default=1, kw_only=True)
+    prompts: list[PromptIdentity | None] = field(default_factory=list, kw_only=True)
 
     def index(self, nodes: Nodes) -> Tensor:
         """[R, n] output index of scored nodes."""
@@ -208,15 +212,22 @@ class CausalTarget(ModelTarget[AnyState]):
         if cache.plan.reads_all:
             merge_projections(each.module for each in self._fused)
         offsets, logits, tapped, cached_tokens = [], [], [], 0
+        known_prompts: list[PromptIdentity | None] = []
         model_state = None if self.prefix_cache is None else state_of(self.model, self._changing)
         states = self._reader(taps)
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
                 cache.begin_prefill(row, lengths[row])
+                known_prompts.append(
+                    None
+                    if model_state is None or places[row] is not None
+                    else self._identify(prompt, inputs, offset, model_state)
+                )
                 with turned(self._changing), reading_only(self._decoder, places[row]):
-                    how = taps, states, places[row], model_state
-                    last, hidden, known = self._read_prompt(inputs, cache, row, *how)
+                    last, hidden, known = self._read_prompt(
+                        inputs, cache, row, taps, states, known_prompts[-1]
+                    )
                 logits.append(last)
                 tapped.append(hidden)
                 cached_tokens += known
@@ -230,7 +241,10 @@ class CausalTarget(ModelTarget[AnyState]):
         nothing = torch.empty(0, 0, dtype=torch.float32, device=self.device)
         starts = cache.lengths.clone()
         additive = mask_dtype(self._decoder)
-        state = CausalState(cache, shifts, lengths, states, change, additive, nothing, starts)
+        own = cache, shifts, lengths, states, change, additive, nothing, starts
+        # replies are stored without hidden states, with which heads could not use them
+        keeps_replies = self.prefix_cache is not None and not taps
+        state = CausalState(*own, prompts=known_prompts if keeps_replies else [])
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, state)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
@@ -296,6 +310,21 @@ class CausalTarget(ModelTarget[AnyState]):
         """The arguments of one sequence in a form that `join` accepts."""
         return inputs
 
+    def _identify(
+        self, prompt: Mapping[str, Tensor], inputs: Inputs, offset: int, model_state: int
+    ) -> PromptIdentity | None:
+        """Identify a prompt for the prefix cache; None if the cache cannot hold it.
+
+        Args:
+            prompt: as the caller passed it.
+            inputs: its arguments of the model.
+            offset: see `positions`.
+            model_state: see `state_of`.
+        """
+        if int(inputs["position_ids"].max()) >= self._change:
+            return None  # its prefix has other rotary frequencies than that of a shorter prompt
+        return identify(self.model, inputs, model_state, offset, prompt)
+
     def _read_prompt(
         self,
         inputs: Inputs,
@@ -303,48 +332,45 @@ class CausalTarget(ModelTarget[AnyState]):
         row: int,
         taps: Sequence[int],
         states: HiddenStates,
-        part: Tensor | None,
-        model_state: int | None,
+        prompt: PromptIdentity | None,
     ) -> tuple[Tensor, dict[int, Tensor], int]:
-        """Prefill the prompt of one row, except for its cached prefix.
+        """Prefill the prompt of one row, except for its cached prefix and with its cached images.
 
-        Without a `model_state`, the prefix cache is neither read nor written.
+        Without a `prompt`, the prefix cache is neither read nor written.
 
         Returns:
             Logits [1, 1, V] after the prompt, its hidden states [1, L, d] by tap, and the number of cached
             tokens.
         """
-        memory = self.prefix_cache if part is None else None
-        if memory is not None and int(inputs["position_ids"].max()) >= self._change:
-            memory = None  # its prefix has other rotary frequencies than that of a shorter prompt
-        prompt = None
-        if memory is not None and model_state is not None:
-            prompt = identify(self.model, inputs, model_state)
-        known = None if memory is None or prompt is None else memory.find(prompt, taps)
-        if known is None:
-            logits = self.forward(inputs, cache, keep=1, whole=bool(taps))
-        else:
-            logits = self._read_rest(inputs, known, cache, row, whole=bool(taps))
-        hidden = states.take()
+        memory = self.prefix_cache
         if memory is None or prompt is None:
-            return logits, hidden, 0
+            return self.forward(inputs, cache, keep=1, whole=bool(taps)), states.take(), 0
+        known = memory.find(prompt, taps, bool(cache.recurrent))
+        length = 0 if known is None else known.length
+        new_items = [item for item in prompt.items if item.start >= length]
+        rest: Keywords = dict(inputs) if known is None else dict(rest_of(inputs, prompt, length))
+        rest = memory.images.with_encoded(self.model, rest, new_items, inputs, prompt.state)
+        if known is None:
+            logits = self.forward(rest, cache, keep=1, whole=bool(taps))
+        else:
+            logits = self._read_rest(rest, known, cache, row, whole=bool(taps))
+        hidden = states.take()
         if known is not None:
             hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
         attended = cache.row_states(row, len(prompt.tokens))
         memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
-        return logits, hidden, 0 if known is None else known.length
+        return logits, hidden, length
 
-    def _read_rest(self, inputs: Inputs, known: Prefix, cache: RaggedCache, row: int, whole: bool) -> Tensor:
+    def _read_rest(self, rest: Keywords, known: Prefix, cache: RaggedCache, row: int, whole: bool) -> Tensor:
         """Prefill the rest of a prompt after its cached prefix, scored as a chain in a separate cache.
 
         Returns:
             [1, 1, V] logits after it; all keys are in the row set by `begin_prefill`.
         """
-        length = inputs["input_ids"].shape[1]
+        length = known.length + rest["input_ids"].shape[1]
         alone = RaggedCache(self.config, 1, length, self.device)
         alone.begin_prefill(0, known.length)
         alone.load(known.states)
-        rest: Keywords = rest_of(inputs, known)
         chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
         alone.begin_score(chain.nodes.slots, length - known.length)
         mask = alone.attention_mask(chain.nodes, mask_dtype(self._decoder))
@@ -354,6 +380,28 @@ class CausalTarget(ModelTarget[AnyState]):
         for layer, read in zip(cache.recurrent, alone.recurrent, strict=True):
             layer.load(row, read.committed)
         return logits
+
+    def remember(self, state: AnyState, outputs: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
+        """Store the keys of replies in the prefix cache. Hidden states and recurrent states are not stored.
+
+        Args:
+            state: of a batch.
+            outputs: B lists of output tokens. The last token of a row may have no keys.
+            rows: of the batch, whose replies are complete.
+        """
+        if self.prefix_cache is None or self.grid is not None:
+            return
+        cache: RaggedCache = state.cache
+        if cache.recurrent:  # their state may be that after tokens that a stop has cut off
+            return
+        for first in range(0, len(state.prompts), len(outputs)):  # a second copy under guidance
+            for row in rows:
+                prompt = state.prompts[first + row]
+                if prompt is None or len(outputs[row]) < 2:
+                    continue
+                whole = prompt.followed_by(outputs[row][:-1])
+                if len(whole.tokens) < state.change:  # from there on keys depend on the length
+                    self.prefix_cache.keep(whole, cache.row_states(first + row, len(whole.tokens)), {})
 
     def score(self, state: AnyState, draft: AnyDraft) -> TargetOutput:
         """Score every node of the draft in one forward pass."""

@@ -1,26 +1,33 @@
-"""Prefix cache: the prefill reuses the keys and values of the longest prefix shared with an earlier prompt.
+"""Prefix cache: the prefill reuses the keys and values of the longest prefix shared with earlier prompts.
 
-Later turns of a conversation thus reuse the prefill of earlier ones, images included. The cache stores the
-keys, values and tapped hidden states of each token of a prompt. Keys of the reply are not stored: the reply
-is prefilled as part of the next prompt. Recurrent layers have one state for a whole prompt, so that only
+The cache stores the keys, values and tapped hidden states of prompts, and the keys and values of replies, by
+blocks of tokens. Prompts that begin alike share their blocks; the least recently used is dropped first.
+Images begin and end with a block, and the last block of a prompt may be short: the next turn of a
+conversation reuses all of its tokens. Recurrent layers have one state for a whole prompt, so that only
 prompts that continue it can reuse it.
 """
 
 from __future__ import annotations
 
+import struct
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise, starmap
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.core.cache import RowStates
+from mmspec.core.once import once
 from mmspec.core.recurrent import States
 from mmspec.errors import InputError
 from mmspec.open_types import Inputs, Keywords
+from mmspec.targets.blocks import KEY_BYTES, BlockTable, chain, digest
+from mmspec.targets.encoded_images import ImageCache
+from mmspec.targets.media_items import MediaItem, find_items
 from mmspec.validation import is_integer
-from mmspec.visual_tokens.spans import find_images
 
 __all__ = [
     "TOKENS",
@@ -41,133 +48,158 @@ MEDIA = frozenset({
 # The rest is prefilled with a mask, which costs more than plain causal attention: short prefixes do not pay
 # off.
 LEAST_SHARE = 0.25
+BLOCK = 16
+NUMBER_BYTES = 8
+FIRST_BLOCKS = 64  # memory is allocated for these at first, and then for twice as many
+HOST_BYTES = 512  # about those of a block's entries in tables
+IMAGE_SHARE = 8  # encoded images get an eighth of the limit
+
+Name = tuple[str, int]  # of a pool: "keys", "values" or "tap", and the layer
 
 
 @dataclass(frozen=True)
 class PromptIdentity:
-    """Copies of the inputs that a prompt's keys depend on, in host memory.
+    """The inputs that a prompt's keys depend on, in host memory.
 
     Attributes:
         tokens: [L].
-        positions: [.., L].
-        media: images and clips by argument name, the first along dim 0 first.
-        media_end: index of the first token after all images; 0 without images.
+        positions: [axes, L].
+        items: images and clips, in the order of their tokens.
         state: hash of the model's state; see `state_of`.
+        offset: position of the token after the prompt, minus L.
     """
 
     tokens: Tensor
     positions: Tensor
-    media: dict[str, Tensor]
-    media_end: int
+    items: tuple[MediaItem, ...]
     state: int
+    offset: int = 0
 
-    def shared_with(self, prompt: PromptIdentity) -> int:
-        """Number of leading tokens that `prompt` can reuse from this one: with all of its images, or 0."""
-        if self.state != prompt.state or self.positions.shape[:-1] != prompt.positions.shape[:-1]:
-            return 0
-        for name, own in self.media.items():
-            other = prompt.media.get(name, own[:0])
-            if own.dtype != other.dtype or not torch.equal(own, other[: len(own)]):
-                return 0
-        length = min(len(self.tokens), len(prompt.tokens))
-        alike = self.tokens[:length] == prompt.tokens[:length]
-        alike &= (self.positions[..., :length] == prompt.positions[..., :length]).flatten(0, -2).all(0)
-        shared = int(alike.long().cumprod(0).sum())
-        return shared if shared >= self.media_end else 0
+    @once
+    def data(self) -> bytes:
+        """Bytes of the tokens and their positions, token by token."""
+        numbers = torch.cat([self.tokens[None], self.positions]).T.contiguous()
+        return numbers.numpy().tobytes()
 
-    def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in (self.tokens, self.positions, *self.media.values()))
+    def content(self, start: int, stop: int) -> bytes:
+        """What a block's keys depend on, besides the blocks before it."""
+        image = next((item.digest for item in self.items if item.start == start), bytes(KEY_BYTES))
+        width = NUMBER_BYTES * (1 + len(self.positions))
+        return image + self.data[start * width : stop * width]
+
+    def root(self, size: int) -> bytes:
+        """Hash of what all blocks of up to `size` tokens depend on."""
+        return digest(struct.pack("<qqq", self.state, len(self.positions), size))
+
+    def ends(self, size: int) -> list[int]:
+        """Ends of its blocks of up to `size` tokens. Images begin and end with a block."""
+        edges = {0, len(self.tokens), *(edge for item in self.items for edge in (item.start, item.stop))}
+        parts = pairwise(sorted(edges))
+        return [min(first + size, stop) for start, stop in parts for first in range(start, stop, size)]
+
+    def keys(self, size: int) -> list[bytes]:
+        """Keys of its blocks."""
+        ends = self.ends(size)
+        return chain(self.root(size), starmap(self.content, pairwise([0, *ends])))
+
+    def cut(self, length: int) -> int:
+        """Largest number of tokens up to `length` that ends in no image or clip."""
+        for item in self.items:
+            if item.start < length < item.stop:
+                return item.start
+        return length
+
+    def followed_by(self, tokens: Sequence[int]) -> PromptIdentity:
+        """The prompt followed by output tokens."""
+        after = torch.arange(len(tokens), device="cpu") + len(self.tokens) + self.offset
+        positions = torch.cat([self.positions, after.expand(len(self.positions), -1)], 1)
+        tokens_after = torch.tensor(tokens, dtype=torch.long, device="cpu")
+        return replace(self, tokens=torch.cat([self.tokens, tokens_after]), positions=positions)
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """Cached prefill of a prompt, or of its prefix.
+    """Cached prefill of the first tokens of a prompt.
 
     Attributes:
-        prompt: the prompt.
-        length: number of tokens n, from the first on.
+        length: number of tokens n.
         states: keys and values of every layer, each [n, heads, head_dim].
         taps: tap -> hidden states [1, n, d].
         recurrent: states of every recurrent layer after the last token.
     """
 
-    prompt: PromptIdentity
     length: int
     states: RowStates
     taps: dict[int, Tensor]
     recurrent: list[States] = field(default_factory=list)
 
-    def shared_with(self, prompt: PromptIdentity) -> int:
-        """Number of leading tokens whose prefill `prompt` can reuse."""
-        shared = self.prompt.shared_with(prompt)
-        if self.recurrent and (shared < self.length or shared == len(prompt.tokens)):
-            return 0
-        return shared
-
-    def cut(self, length: int) -> Prefix:
-        """Prefill of the first `length` tokens."""
-        states = {layer: (keys[:length], values[:length]) for layer, (keys, values) in self.states.items()}
-        taps = {tap: hidden[:, :length] for tap, hidden in self.taps.items()}
-        return Prefix(self.prompt, length, states, taps, self.recurrent)
-
-    def replaces(self, other: Prefix) -> bool:
-        """True if this prefill has everything that prompts could reuse from another.
-
-        If the other has fewer images, it fits prompts that this one does not.
-        """
-        is_beginning = other.prompt.shared_with(self.prompt) == other.length
-        if other.recurrent and other.length < self.length:
-            return False
-        has_its_images = other.prompt.media_end == self.prompt.media_end
-        return is_beginning and has_its_images and other.taps.keys() <= self.taps.keys()
-
-    def nbytes(self) -> int:
-        states = [tensor for pair in self.states.values() for tensor in pair]
-        states += [state for layer in self.recurrent for state in layer.values()]
-        return sum(tensor.nbytes for tensor in (*states, *self.taps.values())) + self.prompt.nbytes()
-
 
 class PrefixCache:
-    """Prefix cache of one model: the prefills of recent prompts, within a memory limit. Copies are empty.
+    """Prefix cache of one model, by blocks of tokens within a memory limit. Copies are empty.
 
     Args:
-        max_bytes: limit for keys, values, hidden states and images; the least recently used are dropped
-            first.
+        max_bytes: limit for keys, values, hidden states and encoded images.
+        block: number of tokens of a block. Models with recurrent layers have blocks of one token.
+
+    Attributes:
+        images: cache of encoded images, with a part of the limit.
+        queries: number of tokens of all prompts that were looked up.
+        hits: number of those that were cached.
 
     Raises:
         InputError: the limit is not a positive integer.
     """
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, block: int = BLOCK) -> None:
         if not is_integer(max_bytes) or max_bytes < 1:
             raise InputError("max_bytes", max_bytes, "must be a positive number of bytes")
-        self.max_bytes = max_bytes
-        self.entries: list[Prefix] = []  # least recently used first
+        self.max_bytes, self.block = max_bytes, block
+        self.images = ImageCache(max_bytes // IMAGE_SHARE)
+        self.queries = self.hits = 0
+        self._table = BlockTable(0)
+        self._pools: dict[Name, Tensor] = {}  # each [slots, block, ...]
+        self._taps: dict[int, frozenset[int]] = {}  # slot -> taps that are stored
+        self._recurrent = RecurrentStates(0)
 
-    def __reduce__(self) -> tuple[type[PrefixCache], tuple[int]]:
-        return type(self), (self.max_bytes,)
+    def __reduce__(self) -> tuple[type[PrefixCache], tuple[int, int]]:
+        return type(self), (self.max_bytes, self.block)
 
-    def find(self, prompt: PromptIdentity, taps: Sequence[int]) -> Prefix | None:
+    def __len__(self) -> int:
+        """Number of blocks."""
+        return len(self._table)
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks for which there is room that hold keys, from 0 to 1."""
+        return len(self._table) / self._table.limit if self._table.limit else 0.0
+
+    def find(self, prompt: PromptIdentity, taps: Sequence[int], is_recurrent: bool = False) -> Prefix | None:
         """Find the longest cached prefix of a prompt, shorter than the prompt; None if none pays off.
 
         Args:
             prompt: the prompt to prefill.
             taps: layers whose hidden states are needed for all of its tokens.
+            is_recurrent: whether the model has recurrent layers.
         """
-        fitting = [entry for entry in self.entries if set(taps) <= set(entry.taps)]
-        if not fitting:
+        total, size = len(prompt.tokens), 1 if is_recurrent else self.block
+        self.queries += total
+        needed = frozenset(taps)
+        keys, ends = self._matching(prompt, size)
+        slots = self._table.find(keys, lambda slot: needed <= self._taps[slot])
+        # the last token is processed: its logits are not cached
+        length = prompt.cut(min([0, *ends][len(slots)], total - 1))
+        recurrent: list[States] = []
+        if is_recurrent:
+            length, recurrent = self._recurrent.find(keys[:length])
+        if length < max(1, LEAST_SHARE * total):
             return None
-        lengths = [entry.shared_with(prompt) for entry in fitting]
-        longest = max(lengths)
-        best = fitting[lengths.index(longest)]
-        length = min(
-            longest, len(prompt.tokens) - 1
-        )  # the last token is processed: its logits are not cached
-        if length < max(best.prompt.media_end, 1, LEAST_SHARE * len(prompt.tokens)):
-            return None
-        self.entries = [entry for entry in self.entries if entry is not best] + [best]
-        return best.cut(length)
+        self.hits += length
+        found = self._read(places(slots, ends, size)[:length])
+        layers = sorted(layer for part, layer in found if part == "keys")
+        states = {layer: (found["keys", layer], found["values", layer]) for layer in layers}
+        return Prefix(length, states, {tap: found["tap", tap][None] for tap in taps}, recurrent)
 
+    @torch.no_grad()
     def keep(
         self,
         prompt: PromptIdentity,
@@ -175,28 +207,175 @@ class PrefixCache:
         taps: Mapping[int, Tensor],
         recurrent: Sequence[States] = (),
     ) -> None:
-        """Store a prefill, unless it exceeds the limit alone; drop the entries that it replaces.
+        """Store the blocks of a prompt, as many of the first ones as the limit allows.
 
         Args:
             prompt: the prompt.
             states: of all of its tokens; copied.
-            taps: hidden states [1, L, d].
+            taps: hidden states [1, L, d]; copied.
             recurrent: of every recurrent layer, after the last token; not copied.
         """
-        copies = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in states.items()}
-        new = Prefix(prompt, len(prompt.tokens), copies, dict(taps), list(recurrent))
-        if new.nbytes() > self.max_bytes:
-            return
-        self.entries = [entry for entry in self.entries if not new.replaces(entry)] + [new]
-        while self.nbytes() > self.max_bytes:
-            self.entries.pop(0)
+        size = 1 if recurrent else self.block
+        keys, ends = prompt.keys(size), prompt.ends(size)
+        hidden: dict[Name, Tensor] = {("tap", tap): each[0] for tap, each in taps.items()}
+        attended = {("keys", layer): pair[0] for layer, pair in states.items()}
+        attended |= {("values", layer): pair[1] for layer, pair in states.items()}
+        self._make_pools({**attended, **hidden}, size, bool(recurrent))
+        self._grow(min(self._table.limit, len(self._table) + len(keys)))
+        slots, added = self._table.add(keys)
+        self._taps |= {slots[index]: frozenset() for index in added}
+        untapped = [index for index, slot in enumerate(slots) if not taps.keys() <= self._taps[slot]]
+        self._write(attended, slots, ends, added, size)
+        self._write(hidden, slots, ends, untapped, size)
+        self._taps |= {slots[index]: self._taps[slots[index]].union(taps) for index in untapped}
+        if recurrent and keys and len(slots) == len(keys):
+            self._recurrent.keep(keys[-1], list(recurrent))
 
     def nbytes(self) -> int:
         """Size in bytes."""
-        return sum(entry.nbytes() for entry in self.entries)
+        pools = sum(pool.nbytes for pool in self._pools.values())
+        return pools + HOST_BYTES * len(self._table) + self._recurrent.bytes + self.images.nbytes()
+
+    def _make_pools(self, rows: Mapping[Name, Tensor], size: int, is_recurrent: bool) -> None:
+        """Make room for rows [L, ...] of these kinds. With a new kind, all blocks are dropped.
+
+        This happens with the first prompt, and with the first one for a head that reads other layers.
+        """
+        kinds = {name: (row.shape[1:], row.dtype, row.device) for name, row in rows.items()}
+        held = {name: (pool.shape[2:], pool.dtype, pool.device) for name, pool in self._pools.items()}
+        if self._table.limit and {**held, **kinds} == held:
+            return
+        both = {**held, **kinds}
+        if any(both[name] != kind for name, kind in held.items()):  # the model was cast or moved
+            both = kinds
+        with torch.inference_mode(False):  # so that any mode may write into them
+            self._pools = {
+                name: torch.empty(0, size, *shape, dtype=dtype, device=device)
+                for name, (shape, dtype, device) in both.items()
+            }
+        limit = self.max_bytes - self.images.max_bytes
+        if is_recurrent:  # half of it is for the states of recurrent layers
+            limit //= 2
+        token = sum(shape.numel() * dtype.itemsize for shape, dtype, _ in both.values())
+        self._table = BlockTable(limit // (size * token + HOST_BYTES))
+        self._taps = {}
+        self._recurrent = RecurrentStates(limit if is_recurrent else 0)
+
+    def _grow(self, slots: int) -> None:
+        """Allocate memory for slots; if it runs out, the limit is lowered to the memory that there is."""
+        if all(len(pool) >= slots for pool in self._pools.values()):
+            return
+        room = FIRST_BLOCKS
+        while room < slots:
+            room *= 2
+        room = min(room, self._table.limit)
+        try:
+            with torch.inference_mode(False):
+                for name, pool in self._pools.items():
+                    larger = pool.new_empty(room, *pool.shape[1:])
+                    larger[: len(pool)] = pool
+                    self._pools[name] = larger
+        except torch.OutOfMemoryError:
+            self._table.limit = min(map(len, self._pools.values()))
+
+    def _matching(self, prompt: PromptIdentity, size: int) -> tuple[list[bytes], list[int]]:
+        """Return keys and ends of a prompt's first blocks, the last one short if that is what is cached.
+
+        Prompts end with a short block. A prompt that continues one has a longer block in its place.
+        """
+        keys, ends = prompt.keys(size), prompt.ends(size)
+        count = next((index for index, key in enumerate(keys) if key not in self._table), len(keys))
+        keys, before, rest = keys[:count], [0, *ends][count], ends[count : count + 1]
+        parent = keys[-1] if keys else prompt.root(size)
+        for end in range(rest[0] - 1, before, -1) if rest else ():
+            key = digest(parent, prompt.content(before, end))
+            if key in self._table:
+                return [*keys, key], [*ends[:count], end]
+        return keys, ends[:count]
+
+    def _write(
+        self,
+        rows: Mapping[Name, Tensor],
+        slots: Sequence[int],
+        ends: Sequence[int],
+        which: Sequence[int],
+        size: int,
+    ) -> None:
+        """Copy the blocks `which` of rows [L, ...] to their slots."""
+        if not which or not rows:
+            return
+        starts = [0, *ends]
+        sources = [token for index in which for token in range(starts[index], ends[index])]
+        every = places(slots, ends, size)
+        targets = [every[token] for token in sources]
+        for name, row in rows.items():
+            pool = self._pools[name].flatten(0, 1)
+            pool[index_of(targets, pool)] = row[index_of(sources, pool)]
+
+    def _read(self, tokens: Sequence[int]) -> dict[Name, Tensor]:
+        """Copy the tokens at these places of the pools, each [n, ...]."""
+        pools = {name: pool.flatten(0, 1) for name, pool in self._pools.items()}
+        return {name: pool[index_of(tokens, pool)] for name, pool in pools.items()}
 
 
-def identify(model: PreTrainedModel, inputs: Inputs, state: int) -> PromptIdentity | None:
+def places(slots: Sequence[int], ends: Sequence[int], size: int) -> list[int]:
+    """Place of each token of a prompt's first blocks among all places of a pool.
+
+    Args:
+        slots: of the blocks.
+        ends: of the blocks, in tokens of the prompt.
+        size: places of a slot.
+    """
+    blocks = zip(slots, pairwise([0, *ends]), strict=False)
+    return [slot * size + token for slot, (start, stop) in blocks for token in range(stop - start)]
+
+
+def index_of(numbers: Sequence[int], pool: Tensor) -> Tensor:
+    """Index on the device of a pool."""
+    return torch.tensor(numbers, dtype=torch.long, device=pool.device)
+
+
+class RecurrentStates:
+    """States of recurrent layers after prompts, within a memory limit, by the key of the last block.
+
+    Args:
+        max_bytes: the limit; the least recently used are dropped first.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes, self.bytes = max_bytes, 0
+        self._states: OrderedDict[bytes, list[States]] = OrderedDict()  # least recently used first
+
+    def find(self, keys: Sequence[bytes]) -> tuple[int, list[States]]:
+        """Return the states after the last possible block, and the number of blocks up to it."""
+        for count in range(len(keys), 0, -1):
+            if keys[count - 1] in self._states:
+                self._states.move_to_end(keys[count - 1])
+                return count, self._states[keys[count - 1]]
+        return 0, []
+
+    def keep(self, key: bytes, states: list[States]) -> None:
+        """Store states, unless they exceed the limit alone."""
+        if key in self._states or nbytes_of(states) > self.max_bytes:
+            return
+        self._states[key] = states
+        self.bytes += nbytes_of(states)
+        while self.bytes > self.max_bytes:
+            self.bytes -= nbytes_of(self._states.popitem(last=False)[1])
+
+
+def nbytes_of(states: Sequence[States]) -> int:
+    """Size of the states of all layers."""
+    return sum(state.nbytes for layer in states for state in layer.values())
+
+
+def identify(
+    model: PreTrainedModel,
+    inputs: Inputs,
+    state: int,
+    offset: int = 0,
+    media: Mapping[str, Tensor] | None = None,
+) -> PromptIdentity | None:
     """Identify a prompt by everything that its keys depend on; None if it cannot be prefilled in two parts.
 
     This is the case if images attend to later tokens (which Gemma 3 and PaliGemma mark by `token_type_ids`,
@@ -207,19 +386,20 @@ def identify(model: PreTrainedModel, inputs: Inputs, state: int) -> PromptIdenti
         model: the target's.
         inputs: its arguments, batch size 1, including `position_ids` [.., L].
         state: hash of the model's state; see `state_of`.
+        offset: position of the token after the prompt, minus L.
+        media: images as the caller passed them, mostly in host memory; None for those of the inputs.
     """
     if not is_causal(model, inputs):
         return None
-    media, spans = media_of(inputs), find_images(model.config, inputs)
-    if bool(media) != bool(spans):
+    own = media_of(inputs)
+    pixels = {name: own[name] if media is None else media[name] for name in own}
+    tokens = own_copy(inputs["input_ids"][0])
+    on_host = {"input_ids": tokens[None], **pixels}
+    items = find_items(model.config, on_host, pixels)
+    if bool(pixels) != bool(items):
         return None
-    return PromptIdentity(
-        own_copy(inputs["input_ids"][0]),
-        own_copy(inputs["position_ids"]),
-        {name: own_copy(value) for name, value in media.items()},
-        max((span.stop for span in spans), default=0),
-        state,
-    )
+    positions = own_copy(inputs["position_ids"]).reshape(-1, len(tokens))
+    return PromptIdentity(tokens, positions, items, state, offset)
 
 
 def media_of(inputs: Mapping[str, object]) -> Keywords:
@@ -235,11 +415,14 @@ def is_causal(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
     return known and not typed
 
 
-def rest_of(inputs: Inputs, known: Prefix) -> dict[str, Tensor]:
-    """Arguments for the rest of a prompt: tokens, positions and images after a cached prefix."""
-    media = known.prompt.media
+def rest_of(inputs: Inputs, prompt: PromptIdentity, length: int) -> dict[str, Tensor]:
+    """Arguments for the rest of a prompt: tokens, positions and images after the first `length` tokens."""
+    read: dict[str, int] = {}  # rows of each argument whose images are among those tokens
+    for item in prompt.items:
+        if item.stop <= length:
+            read |= {name: end for name, (_, end) in item.rows.items()}
     rest = {
-        name: value[..., known.length :] if name in TOKENS else value[len(media.get(name, ())) :]
+        name: value[..., length:] if name in TOKENS else value[read.get(name, 0) :]
         for name, value in inputs.items()
     }
     return {name: value for name, value in rest.items() if len(value)}

@@ -12,7 +12,7 @@ from typing import Literal
 
 import openai
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from tests.serving.byte_llava import byte_llava
 from tests.serving.conftest import PATIENCE, reference, running
@@ -50,7 +50,7 @@ class Shape(BaseModel):
     """What an image shows."""
 
     shape: Literal["ring", "cube", "star"]
-    colours: tuple[Literal["red", "blue"], Literal["red", "blue"]]
+    colours: list[Literal["red", "blue"]] = Field(min_length=2, max_length=3)
     count: Literal[1, 2, 3]
 
 

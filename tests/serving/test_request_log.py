@@ -72,17 +72,21 @@ def test_refused_and_unfinished_requests_are_lines_too(server):
         post(server, b"", "/v1/a%0a2026%20request%20id=x", "GET")
         post(server, b"", "/v1/" + "a" * 3000, "GET")
         host, port = server.url.removeprefix("http://").split(":")
-        data = json.dumps({**BODY, "max_tokens": 1000, "temperature": 2, "n": 8}).encode()
+        data = json.dumps({**BODY, "max_tokens": 900, "ignore_eos": True, "stream": True}).encode()
         with socket.create_connection((host, int(port))) as client:
             head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
             client.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
-            until(lambda: server.engines["scenes-llava"].running)
+            read = b""
+            while read.count(b"data: ") < 4:
+                read += client.recv(4096)
         until(lambda: len(lines) == 4)
     refused, unknown, long, gone = about_requests(lines)
     assert refused["status"] == 400 and "model" not in refused
     assert unknown["route"] == "/v1/a%0A2026%20request%20id%3Dx"
     assert len(long["route"]) == 200
     assert (gone["status"], gone["model"]) == (499, "scenes-llava")
+    assert gone["prompt_tokens"] > 0 and 0 < gone["new_tokens"] < 900
+    assert "tokens_per_forward_pass" not in gone  # which is known of finished rows
     assert SECRET not in json.dumps(lines)
 
 

@@ -130,7 +130,7 @@ def test_numbers_of_an_earlier_batch_cannot_leak(monkeypatch: pytest.MonkeyPatch
 
 def test_a_prefix_cache_owns_what_it_keeps(monkeypatch: pytest.MonkeyPatch) -> None:
     target, _ = captured(monkeypatch)
-    target.prefix_cache = PrefixCache(2**20)
+    target.prefix_cache = PrefixCache(2**20, block=1)
     prompt = PROMPTS[0]
     longer = [*prompt, 5, 9]
     expected = decode(CausalTarget(tiny_llama()), [longer], max_new_tokens=12).outputs

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -51,7 +51,7 @@ class RecentBlocksDrafter(OrderedCellsDrafter):
             raise InputError("context_blocks", context_blocks, "must be a positive integer")
         self.context_blocks, self.exactness = context_blocks, Level.LOSSY
 
-    def fit(self, target: Target[Any]) -> OrderedCellsDrafter:
+    def fit(self, target: Target[Any]) -> Self:
         if not isinstance(target, NBPTarget):
             raise InputError("accelerator", self.name, "needs a model of clips that predicts blocks (NBP)")
         fitted = self.fitted(target)

@@ -1,0 +1,152 @@
+"""Cache of encoded images: outputs of the vision encoder by a digest of the pixels.
+
+A prompt whose prefix is not cached, such as another question in front of the same image, then runs the vision
+encoder for new images alone. Encoded images are passed to the model as `mm_encoder_outputs`, an argument of
+transformers' vision-language models. Models without it encode their images in every prefill.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils.generic import ModelOutput
+
+from mmspec.open_types import Keywords
+from mmspec.targets.admission import takes
+from mmspec.targets.media_items import IMAGE, MediaItem
+
+__all__ = ["ImageCache"]
+
+ARGUMENT = "mm_encoder_outputs"
+#: Fields of an encoder's output that models read, and those that they do not.
+READ = ("pooler_output", "deepstack_features")
+NOT_READ = {"last_hidden_state", "hidden_states", "attentions"}
+
+
+class ImageCache:
+    """Encoded images within a memory limit; the least recently used are dropped first.
+
+    Args:
+        max_bytes: the limit.
+
+    Attributes:
+        queries: number of images that prefills needed.
+        hits: number of those that were cached.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.queries = self.hits = 0
+        self._outputs: OrderedDict[tuple[int, bytes], ModelOutput] = (
+            OrderedDict()
+        )  # least recently used first
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        """Number of images."""
+        return len(self._outputs)
+
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._bytes
+
+    def with_encoded(
+        self,
+        model: PreTrainedModel,
+        arguments: Keywords,
+        items: Sequence[MediaItem],
+        whole: Mapping[str, Any],
+        state: int,
+    ) -> Keywords:
+        """Replace the pixels in a model's arguments by encoded images, of which only new ones are encoded.
+
+        Args:
+            model: a vision-language model.
+            arguments: of its next forward pass.
+            items: the images of that pass.
+            whole: arguments of the whole prompt, to whose rows the items refer.
+            state: hash of the model's state.
+
+        Returns:
+            The arguments, unchanged if the model does not accept encoded images.
+        """
+        if not items or not accepts_encoded(model, items):
+            return arguments
+        outputs = [self._encode(model, item, whole, state) for item in items]
+        if any(output is None for output in outputs):
+            return arguments
+        pixels = {name for item in items for name in item.rows}
+        rest = {name: value for name, value in arguments.items() if name not in pixels}
+        return {**rest, ARGUMENT: {IMAGE: joined([output for output in outputs if output is not None])}}
+
+    def _encode(
+        self, model: Any, item: MediaItem, whole: Mapping[str, Tensor], state: int
+    ) -> ModelOutput | None:
+        """Return the encoded image; None if the encoder's output has fields that are not known."""
+        key = state, item.digest
+        self.queries += 1
+        known = self._outputs.get(key)
+        if known is not None:
+            self.hits += 1
+            self._outputs.move_to_end(key)
+            return known
+        output = model.model.get_image_features(**item.part(whole), return_dict=True)
+        if {name for name, value in output.items() if value is not None} - {*READ, *NOT_READ}:
+            return None
+        kept: ModelOutput = type(output)(
+            **{name: output[name] for name in READ if output.get(name) is not None}
+        )
+        self._keep(key, kept)
+        return kept
+
+    def _keep(self, key: tuple[int, bytes], output: ModelOutput) -> None:
+        size = nbytes_of(tuple(output.values()))
+        if size > self.max_bytes:
+            return
+        self._outputs[key] = output
+        self._bytes += size
+        while self._bytes > self.max_bytes:
+            _, oldest = self._outputs.popitem(last=False)
+            self._bytes -= nbytes_of(tuple(oldest.values()))
+
+
+def accepts_encoded(model: PreTrainedModel, items: Sequence[MediaItem]) -> bool:
+    """Whether a model accepts encoded images, and can encode these items one by one."""
+    encode = getattr(getattr(model, "model", None), "get_image_features", None)
+    if encode is None or not takes(model, ARGUMENT) or any(item.kind != IMAGE for item in items):
+        return False
+    accepted = inspect.signature(encode).parameters
+    return all(name in accepted for item in items for name in item.rows)
+
+
+def joined(outputs: Sequence[ModelOutput]) -> ModelOutput:
+    """Join the encoded images of a prompt in their order."""
+    first = outputs[0]
+    if len(outputs) == 1:
+        return type(first)(**first)  # models may write into it
+    fields: Keywords = {"pooler_output": concat([output["pooler_output"] for output in outputs])}
+    if "deepstack_features" in first:  # one per layer
+        layers = zip(*(output["deepstack_features"] for output in outputs), strict=True)
+        fields["deepstack_features"] = [concat(layer) for layer in layers]
+    return type(first)(**fields)
+
+
+def concat(images: Sequence[Any]) -> Any:
+    """Concatenate features: tensors [n, ...], or lists with one tensor for each image."""
+    if isinstance(images[0], Tensor):
+        return torch.cat(tuple(images))
+    return list(chain.from_iterable(images))
+
+
+def nbytes_of(value: Any) -> int:
+    """Size of all tensors in nested lists."""
+    if isinstance(value, Tensor):
+        return value.nbytes
+    return sum(map(nbytes_of, value))
