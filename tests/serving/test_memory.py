@@ -140,7 +140,7 @@ def test_a_server_has_a_prefix_cache_unless_it_is_told_otherwise(tmp_path):
     source = str(save_family("llava", tmp_path / "tiny"))
     for asked, expected in ((2**20, 2**20), (0, None), (None, ...)):
         metrics = Metrics()
-        engine = load_engine(source, "copy", 8, limits, metrics, how, asked)
+        engine = load_engine(source, "copy", 8, limits, metrics, how, prefix_cache_bytes=asked)
         cache = engine.pipeline.target.prefix_cache
         if expected is None:
             assert cache is None
