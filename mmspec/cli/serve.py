@@ -141,7 +141,9 @@ def serve(
         mmspec serve --port 8000
         mmspec serve path/to/model --rows 16 --api-key secret --allow-origin http://localhost:3000
     """
-    check_installed("mmspec serve", "serve", "fastapi", "uvicorn", "prometheus_client")
+    check_installed(
+        "mmspec serve", "serve", "fastapi", "fastapi_offline", "jinja2", "uvicorn", "prometheus_client"
+    )
     references = () if models else (REFERENCE, REFERENCE_IMAGE)
     sources = [announce(one) for one in models or ()] + [announce(None, one) for one in references]
     from mmspec.serving.app import create_app, read_origin

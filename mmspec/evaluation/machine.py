@@ -51,6 +51,8 @@ OPTIONAL = {
     "gradio": ("mmspec demo", 'pip install "mmspec[demo]"'),
     "llguidance": ("structured output", 'pip install "mmspec[grammar]"'),
     "fastapi": ("mmspec serve", 'pip install "mmspec[serve]"'),
+    "fastapi-offline": ("mmspec serve", 'pip install "mmspec[serve]"'),
+    "jinja2": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "prometheus-client": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "uvicorn": ("mmspec serve", 'pip install "mmspec[serve]"'),
     "tensorboard": ("training curves", 'pip install "mmspec[train]"'),

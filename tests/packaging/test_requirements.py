@@ -12,6 +12,7 @@ PLATFORMS = ("Linux", "Windows", "Darwin")
 
 # where a package is not imported by its own name
 MODULE_OF = {
+    "fastapi-offline": "fastapi_offline",
     "nvidia-ml-py": "pynvml",
     "pillow": "PIL",
     "prometheus-client": "prometheus_client",

@@ -33,7 +33,9 @@ def expected_files() -> dict[str, str]:
     for package, folder in package_folders().items():
         for name in committed_files(folder):
             path = ROOT / name
-            if path.parent == folder and (path.suffix in (".py", ".css", ".json") or path.name == "py.typed"):
+            if path.parent == folder and (
+                path.suffix in (".py", ".css", ".html", ".json") or path.name == "py.typed"
+            ):
                 expected[f"{package.replace('.', '/')}/{path.name}"] = name
     return expected
 
