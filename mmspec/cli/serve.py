@@ -104,6 +104,20 @@ def serve(
             show_default="none",
         ),
     ] = None,
+    tool_parser: Annotated[
+        str,
+        typer.Option(
+            help="Format of tool calls: hermes, llama3_json, mistral, mistral_args, deepseek_v3, "
+            "deepseek_v31 or none; auto chooses by the chat template."
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            help="Format of reasoning: qwen3, deepseek_r1, mistral or none; auto chooses by the chat "
+            "template."
+        ),
+    ] = "auto",
     as_json: AsJson = False,
     *,
     how: LoadOptions,
@@ -123,7 +137,9 @@ def serve(
     from mmspec.serving.app import create_app, read_origin
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
+    from mmspec.serving.tools import check_parsers
 
+    check_parsers(tool_parser, reasoning_parser)  # before models are loaded
     limits = ServerLimits(
         max_waiting=queue,
         wait_seconds=wait_seconds,
@@ -145,7 +161,7 @@ def serve(
         metrics = Metrics()
         what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes
         engines = [load_engine(source, *what) for source in sources]
-        application = create_app(engines, metrics, limits, api_key, origins)
+        application = create_app(engines, metrics, limits, api_key, origins, tool_parser, reasoning_parser)
         run_server(application, listener, names, as_json=as_json)
 
 

@@ -26,6 +26,7 @@ from mmspec.serving.images import image_routes
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
 from mmspec.serving.models import Models, model_routes
+from mmspec.serving.tools import AUTO, answer_format
 
 __all__ = ["create_app", "read_origin"]
 
@@ -39,6 +40,8 @@ def create_app(
     limits: ServerLimits,
     api_key: str | None = None,
     origins: Sequence[str] = (),
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
 ) -> ASGIApp:
     """Create the ASGI application of the server; it starts and stops the engines.
 
@@ -48,6 +51,7 @@ def create_app(
         limits: limits on requests.
         api_key: bearer token that clients have to send; None disables authentication.
         origins: allowed origins of web pages (CORS), as returned by `read_origin`.
+        tool_parser, reasoning_parser: names of parsers for all text models; "auto" chooses by the model.
     """
 
     @asynccontextmanager
@@ -64,7 +68,13 @@ def create_app(
 
     app = FastAPI(title="mmspec", version=__version__, lifespan=run_engines)
     models = Models(engines)
-    for routes in (chat_routes, completion_routes, image_routes):
+    formats = {
+        engine.name: answer_format(engine.pipeline, tool_parser, reasoning_parser)
+        for engine in engines
+        if not engine.draws
+    }
+    app.include_router(chat_routes(models, limits, formats))
+    for routes in (completion_routes, image_routes):
         app.include_router(routes(models, limits))
     app.include_router(model_routes(models))
 
