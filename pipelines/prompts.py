@@ -34,7 +34,9 @@ Loaders = Mapping[str, AnyFunction]
 """Loaders of "image" and "video": functions of a source and `argument`, the name for errors."""
 TYPES = "must have parts of type 'text', 'image' or 'video', or OpenAI's 'image_url' or 'video_url'"
 ASKED_OF_ALL = {"content", "tool_calls"}  # every message needs one of them
+FREE_KEYS = {"reasoning", "reasoning_content", "thinking", "tool_calls"}  # keys with the model's own text
 NEW_TURN = "add_generation_prompt"
+TOOLS = "tools"
 OF_TRANSFORMERS = {"messages", "raise_exception", "strftime_now"}
 GENERATION = re.compile(r"{%-?\s*(end)?generation\s*-?%}")  # a tag of transformers, unknown to jinja2
 
@@ -239,8 +241,8 @@ def from_messages(
 ) -> Prompt:
     """Load the media of messages; parts without data take the next of the given media of their kind.
 
-    Special tokens of `of_text` are refused in text, those of `tokenizer` in other keys. Size options of
-    images must be within the limits `sizes`; with None they are refused.
+    Special tokens of `of_text` are refused in text and in `FREE_KEYS`, those of `tokenizer` in other keys.
+    Size options of images must be within the limits `sizes`; with None they are refused.
     """
     prompt = Prompt()
     found: dict[str, list[Any]] = {"image": prompt.images, "video": prompt.videos}
@@ -254,7 +256,8 @@ def from_messages(
         role, content = keys.pop("role", None), keys.pop("content", None)
         check_text(role, f"{place}['role']", tokenizer)
         for name, value in keys.items():
-            check_template_key(name, value, f"{place}[{name!r}]", tokenizer)
+            refused = of_text if name in FREE_KEYS else tokenizer
+            check_template_key(name, value, f"{place}[{name!r}]", refused)
         content = [] if content is None and keys.get("tool_calls") else content
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if not isinstance(parts, Sequence) or isinstance(parts, bytes):
@@ -329,7 +332,9 @@ def take_source(options: Json, named: str, place: str) -> object:
     return url
 
 
-def check_template_key(name: str, value: object, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_template_key(
+    name: str, value: object, where: str, tokenizer: PreTrainedTokenizerBase | None
+) -> None:
     """Raise InputError for the value of a message key with a wrong type or with special tokens."""
     if name != "tool_calls":
         check_text(value, where, tokenizer)
@@ -339,7 +344,7 @@ def check_template_key(name: str, value: object, where: str, tokenizer: PreTrain
         check_texts(value, where, tokenizer)
 
 
-def check_texts(value: object, where: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_texts(value: object, where: str, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
     """Check all texts in a JSON value; raises the errors of `check_text`."""
     if isinstance(value, Mapping):
         value = [*value.keys(), *value.values()]
@@ -407,11 +412,18 @@ def apply_template(
         rule = f"cannot set {NEW_TURN} if the last message is continued; or pass continue_final_message=False"
         raise InputError("chat_template_kwargs", variables, rule)
     messages = [
-        {**m, "content": [spelled(part, tokenizer) for part in m["content"]]} for m in prompt.messages
+        {
+            **m,
+            **{name: spelled(m[name], tokenizer) for name in FREE_KEYS & m.keys()},
+            "content": [spelled_part(part, tokenizer) for part in m["content"]],
+        }
+        for m in prompt.messages
     ]
     if processor is tokenizer:  # text templates take strings, not parts
         messages = [{**m, "content": "".join(part["text"] for part in m["content"])} for m in messages]
     how = {NEW_TURN: not prompt.continues, **variables}
+    if TOOLS in how:
+        how[TOOLS] = spelled(how[TOOLS], tokenizer)
     if prompt.continues:
         how["continue_final_message"] = True
     try:
@@ -421,7 +433,16 @@ def apply_template(
         raise InputError("prompt", messages, f"was refused by the chat template: {error}"[:200]) from error
 
 
-def spelled(part: Json, tokenizer: PreTrainedTokenizerBase) -> Json:
+def spelled(value: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Replace special tokens in all texts of a JSON value by stand-ins."""
+    if isinstance(value, Mapping):
+        return {spelled(key, tokenizer): spelled(one, tokenizer) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [spelled(one, tokenizer) for one in value]
+    return with_stand_ins(value, tokenizer) if isinstance(value, str) else value
+
+
+def spelled_part(part: Json, tokenizer: PreTrainedTokenizerBase) -> Json:
     """Replace special tokens in the text of a message part by stand-ins."""
     return {**part, "text": with_stand_ins(part["text"], tokenizer)} if part["type"] == "text" else part
 
@@ -436,9 +457,13 @@ def check_variables(variables: object, processor: Processor, tokenizer: PreTrain
         if name not in known:
             rule = f"is not read by the chat template; a variable {did_you_mean(name, known)}"
             raise InputError(where, value, rule)
-        if not isinstance(value, str | int | float | None):
+        if name == TOOLS:
+            if not isinstance(value, list | tuple) or not all(isinstance(tool, Mapping) for tool in value):
+                raise InputError(where, value, "must be a list of tools, each a dict")
+            check_texts(value, where)
+        elif not isinstance(value, str | int | float | None):
             raise InputError(where, value, "must be a string, a number, a boolean or None")
-        if isinstance(value, str):
+        elif isinstance(value, str):
             check_text(value, where, tokenizer)
 
 
@@ -449,5 +474,6 @@ def template_variables(processor: Processor) -> set[str]:
     read: set[str] = set()
     for text in template.values() if isinstance(template, dict) else [template]:
         read |= find_undeclared_variables(environment.parse(GENERATION.sub("", text)))
-    own = {*inspect.signature(processor.apply_chat_template).parameters, *environment.globals}
+    parameters = inspect.signature(processor.apply_chat_template).parameters.keys() - {TOOLS}
+    own = {*parameters, *environment.globals}
     return (read - own - OF_TRANSFORMERS) | {NEW_TURN}

@@ -128,6 +128,20 @@ def serve(
             min=1, help="Seconds between reports; implies --report.", show_default="only at the end"
         ),
     ] = None,
+    tool_parser: Annotated[
+        str,
+        typer.Option(
+            help="Format of tool calls: hermes, llama3_json, mistral, mistral_args, deepseek_v3, "
+            "deepseek_v31 or none; auto chooses by the chat template."
+        ),
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str,
+        typer.Option(
+            help="Format of reasoning: qwen3, deepseek_r1, mistral or none; auto chooses by the chat "
+            "template."
+        ),
+    ] = "auto",
     as_json: AsJson = False,
     *,
     how: LoadOptions,
@@ -150,7 +164,9 @@ def serve(
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
     from mmspec.serving.request_log import start_log
+    from mmspec.serving.tools import check_parsers
 
+    check_parsers(tool_parser, reasoning_parser)  # before models are loaded
     limits = ServerLimits(
         max_waiting=queue,
         wait_seconds=wait_seconds,
@@ -172,7 +188,7 @@ def serve(
         metrics = Metrics()
         what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes
         engines = [load_engine(source, *what) for source in sources]
-        application = create_app(engines, metrics, limits, api_key, origins)
+        application = create_app(engines, metrics, limits, api_key, origins, tool_parser, reasoning_parser)
         start_log(as_json=log_format is LogFormat.JSON)
         with reporting(metrics, names, report_seconds) if report or report_seconds else nullcontext():
             run_server(application, listener, names, as_json=as_json)

@@ -29,6 +29,7 @@ from mmspec.serving.metrics import Metrics
 from mmspec.serving.models import Models, model_routes
 from mmspec.serving.openapi import complete_document
 from mmspec.serving.page import page_routes
+from mmspec.serving.tools import AUTO, answer_format
 
 __all__ = ["create_app", "read_origin"]
 
@@ -42,6 +43,8 @@ def create_app(
     limits: ServerLimits,
     api_key: str | None = None,
     origins: Sequence[str] = (),
+    tool_parser: str = AUTO,
+    reasoning_parser: str = AUTO,
 ) -> ASGIApp:
     """Create the ASGI application of the server; it starts and stops the engines.
 
@@ -51,6 +54,7 @@ def create_app(
         limits: limits on requests.
         api_key: bearer token that clients have to send; None disables authentication.
         origins: allowed origins of web pages (CORS), as returned by `read_origin`.
+        tool_parser, reasoning_parser: names of parsers for all text models; "auto" chooses by the model.
     """
 
     @asynccontextmanager
@@ -73,8 +77,14 @@ def create_app(
         swagger_ui_parameters={"validatorUrl": None},
     )
     models = Models(engines)
+    formats = {
+        engine.name: answer_format(engine.pipeline, tool_parser, reasoning_parser)
+        for engine in engines
+        if not engine.draws
+    }
     app.include_router(page_routes(engines, limits, has_key=api_key is not None))
-    for routes in (chat_routes, completion_routes, image_routes):
+    app.include_router(chat_routes(models, limits, formats))
+    for routes in (completion_routes, image_routes):
         app.include_router(routes(models, limits))
     app.include_router(model_routes(models))
 

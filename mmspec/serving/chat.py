@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +24,18 @@ from mmspec.serving.errors import as_request_error
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import REASONS
 from mmspec.serving.models import Models
+from mmspec.serving.parsing.answer import AnswerText
 from mmspec.serving.schemas import ChatRequest, TextPart, TextRequest
 from mmspec.serving.token_entries import EntryQueue, TokenEntry
+from mmspec.serving.tools import AnswerFormat, ToolRules
 
 __all__ = ["Answer", "Delta", "StopText", "chat_routes"]
 
 logger = logging.getLogger(__name__)
 
 
-def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
-    """Return the route for chat completions."""
+def chat_routes(models: Models, limits: ServerLimits, formats: Mapping[str, AnswerFormat]) -> APIRouter:
+    """Return the route for chat completions; `formats` are those of each model's answers, by name."""
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions")
@@ -41,12 +43,15 @@ def chat_routes(models: Models, limits: ServerLimits) -> APIRouter:
         engine = models.find(body.model, draws=False)
         own = engine.pipeline.model.generation_config
         usual = own.max_new_tokens or own.max_length or DEFAULT_NEW_TOKENS
-        settings = chat_settings(body, limits, usual)
-        prompt = await to_thread.run_sync(read_messages, body.messages, limits)
+        tools = ToolRules(body, formats[engine.name], engine.pipeline)
+        settings = chat_settings(body, limits, usual, tools)
+        prompt = await to_thread.run_sync(read_messages, body.messages, limits, tools)
         ticket = models.submit(request, engine, [prompt] * len(settings), settings, chat_names(body))
         await ticket.entered(limits.wait_seconds)
         starts = [echoed(body)] * len(settings)
-        return await ChatAnswer(engine.name, body, ticket, limits, starts).respond()
+        answer = ChatAnswer(engine.name, body, ticket, limits, starts)
+        answer.messages = tools.answer_texts()
+        return await answer.respond()
 
     return routes
 
@@ -225,40 +230,58 @@ class Answer(ABC):
 
 
 class ChatAnswer(Answer):
-    """Response of `/v1/chat/completions`."""
+    """Response of `/v1/chat/completions`.
+
+    Attributes:
+        messages: readers of the message of each choice.
+    """
 
     body: ChatRequest
+    messages: Sequence[AnswerText]
     kind, kind_of_chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def _choice(self, whole: Delta) -> Json:
+        self._read(whole)
+        message, start = self.messages[whole.index].message(), self.starts[whole.index]
         return {
             "index": whole.index,
-            "message": {"role": "assistant", "content": self.starts[whole.index] + whole.text},
+            "message": {**message, "content": start + (message["content"] or "")} if start else message,
             "logprobs": self._logprobs(whole),
-            "finish_reason": whole.reason,
+            "finish_reason": self.messages[whole.index].finish_reason(str(whole.reason)),
         }
 
     def _first_chunks(self, index: int) -> list[Json]:
         return [self._chunk(index, {"role": "assistant", "content": self.starts[index]})]
 
     def _chunks(self, delta: Delta) -> list[Json]:
-        chunks = []
-        if delta.text or delta.entries:
-            chunks.append(self._chunk(delta.index, {"content": delta.text}, self._logprobs(delta)))
+        parts = self._read(delta)
+        if not parts and delta.entries:
+            parts = [{"content": ""}]
+        # all tokens of a text are in the first chunk
+        found = [self._logprobs(delta)] + [self._logprobs(None)] * len(parts)
+        chunks = [self._chunk(delta.index, *both) for both in zip(parts, found, strict=False)]
         if delta.reason:
-            chunks.append(self._chunk(delta.index, {}, reason=delta.reason))
+            reason = self.messages[delta.index].finish_reason(delta.reason)
+            chunks.append(self._chunk(delta.index, {}, reason=reason))
         return chunks
+
+    def _read(self, delta: Delta) -> list[Json]:
+        """Return the deltas of the message for a new text."""
+        message = self.messages[delta.index]
+        parts = message.add(delta.text)
+        return parts + message.finish() if delta.reason else parts
 
     def _chunk(
         self, index: int, delta: Json, logprobs: Json | None = None, reason: str | None = None
     ) -> Json:
         return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
 
-    def _logprobs(self, delta: Delta) -> Json | None:
+    def _logprobs(self, delta: Delta | None) -> Json | None:
         if not self.body.logprobs:
             return None
+        entries = [] if delta is None else delta.entries
         content = [
-            {**shown(entry), "top_logprobs": [shown(one) for one in entry.top]} for _, entry in delta.entries
+            {**shown(entry), "top_logprobs": [shown(one) for one in entry.top]} for _, entry in entries
         ]
         return {"content": content, "refusal": None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 import urllib.parse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
 from mmspec.serving.schemas import ChatRequest, ImagePart, Message, Strict, TextRequest
 from mmspec.serving.token_entries import TokenPieces
+from mmspec.serving.tools import ToolRules, hidden_tokens
 from mmspec.validation import given_of
 
 __all__ = [
@@ -36,9 +37,15 @@ NAMES = CHAT_NAMES | {"logprobs": "logprobs", "sequence_bias": "logit_bias"}
 
 @dataclass(frozen=True)
 class TextRules:
-    """Fields of a text request that need the tokenizer or the vocabulary: words and token ids."""
+    """Fields of a text request that need the tokenizer or the vocabulary: words and token ids.
+
+    Attributes:
+        body: the request.
+        shown: special tokens whose text is part of the answer although `skip_special_tokens` is set.
+    """
 
     body: TextRequest
+    shown: frozenset[str] = frozenset()
 
     def settings(self, pipe: Any) -> dict[str, Any]:
         """Return the settings of the pipeline for these fields.
@@ -72,7 +79,10 @@ class TextRules:
     def pieces(self, pipe: Any, before: Sequence[int]) -> TokenPieces:
         """Make the incremental detokenizer of an answer that continues the text of the tokens `before`."""
         hidden = [] if self.body.include_stop_str_in_output else self._ends(pipe)
-        return TokenPieces(pipe.tokenizer, before, hidden, self.body.skip_special_tokens)
+        special = hidden_tokens(pipe.tokenizer, self.shown) if self.body.skip_special_tokens else None
+        if special is None:
+            return TokenPieces(pipe.tokenizer, before, hidden, self.body.skip_special_tokens)
+        return TokenPieces(pipe.tokenizer, before, [*hidden, *special], skip_special_tokens=False)
 
     def _biases(self) -> dict[int, float]:
         """Return the bias of each token; -100 bans it, and 100 excludes all tokens with other biases."""
@@ -117,7 +127,9 @@ class TextRules:
         return found
 
 
-def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[dict[str, Any]]:
+def chat_settings(
+    body: ChatRequest, limits: ServerLimits, usual: int, tools: ToolRules
+) -> list[dict[str, Any]]:
     """Return the settings of each choice; `usual` is the default of `max_tokens`.
 
     Raises:
@@ -128,7 +140,11 @@ def chat_settings(body: ChatRequest, limits: ServerLimits, usual: int) -> list[d
         raise InputError("top_logprobs", body.top_logprobs, "needs `logprobs`, which must be true")
     top = (body.top_logprobs or 0) if body.logprobs else None
     settings = text_settings(body, limits, usual, chat_names(body)["max_new_tokens"])
-    return seeded(settings | given_of(logprobs=top, **turn_settings(body)), body.seed, body.n)
+    if "response_format" in settings and tools.tools and not body.must_call:
+        rule = "cannot be combined with tools that the model need not call: it excludes calls"
+        raise InputError("response_format", settings["response_format"], rule)
+    settings |= given_of(logprobs=top, **turn_settings(body, tools.variables), **tools.settings())
+    return seeded({**settings, "rules": TextRules(body, tools.tokens)}, body.seed, body.n)
 
 
 def text_settings(body: TextRequest, limits: ServerLimits, usual: int, name: str) -> dict[str, Any]:
@@ -212,12 +228,13 @@ def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[
 def chat_names(body: ChatRequest) -> dict[str, str]:
     """Return the field names of a chat request by pipeline argument."""
     most = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    return {**names_of(body), "max_new_tokens": most}
+    own = {"response_format": "tools"} if body.must_call else {}
+    return {**names_of(body), **own, "max_new_tokens": most}
 
 
-def turn_settings(body: ChatRequest) -> dict[str, Any]:
+def turn_settings(body: ChatRequest, variables: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings for a new turn (the default), or for continuing the last message."""
-    template, continues = dict(body.chat_template_kwargs), body.continue_final_message
+    template, continues = dict(variables), body.continue_final_message
     if "add_generation_prompt" in template:
         rule = "must not contain add_generation_prompt, which is a field of the request"
         raise InputError("chat_template_kwargs", template, rule)
@@ -233,7 +250,9 @@ def turn_settings(body: ChatRequest) -> dict[str, Any]:
     return {**turns, "sanitize_control_tokens": True}
 
 
-def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dict[str, Any]]:
+def read_messages(
+    messages: Sequence[Message], limits: ServerLimits, tools: ToolRules
+) -> list[dict[str, Any]]:
     """Load the images of a conversation and convert it to messages of `VisionLanguagePipeline`.
 
     Raises:
@@ -259,7 +278,7 @@ def read_messages(messages: Sequence[Message], limits: ServerLimits) -> list[dic
             else:
                 given.append({"type": "text", "text": part if isinstance(part, str) else part.text})
         role = "system" if message.role == "developer" else message.role
-        read.append({"role": role, "content": given, **given_of(name=message.name)})
+        read.append({"role": role, "content": given, **tools.message_keys(message)})
     return read
 
 

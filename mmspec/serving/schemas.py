@@ -8,32 +8,38 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from mmspec.call_fields import CALL_FIELDS
 from mmspec.errors import shorten
 from mmspec.messages import MEDIA_URL, PARTS, TEMPLATE_KEYS, UNSUPPORTED_KEYS, asks_nothing
 from mmspec.serving.errors import without_surrogates
+from mmspec.serving.parsing.tool_formats import TOOL_NAME
 
 __all__ = [
     "BODIES",
     "CHAT_IGNORED",
     "CHAT_REFUSED",
     "MESSAGE_REFUSED",
+    "Call",
     "ChatRequest",
     "CompletionRequest",
     "ImagePart",
     "ImageRequest",
     "Message",
+    "NamedTool",
     "Strict",
     "TextRequest",
+    "Tool",
 ]
 
 MOST_ITEMS = 1000  # of bad words and biases
 MOST_PROMPTS = 1000
+MOST_TOOLS = 128  # as OpenAI
+MOST_DEPTH = 64
 
 #: Bookkeeping fields of clients, which do not affect the response.
 BOOKKEEPING = {"metadata", "request_id", "rid", "safety_identifier", "session_id", "store", "user"}
@@ -42,7 +48,7 @@ TEXT_IGNORED = frozenset(BOOKKEEPING | {"cache_salt", "extra_key"})
 CHAT_IGNORED = frozenset(
     TEXT_IGNORED
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
-    | {"parallel_tool_calls", "separate_reasoning", "service_tier", "stream_reasoning"}
+    | {"service_tier", "stream_reasoning"}
 )
 IMAGE_IGNORED = frozenset(BOOKKEEPING | {"moderation"})
 
@@ -85,14 +91,12 @@ CHAT_REFUSED = TEXT_REFUSED | {
     **_neutral(  # OpenAI's
         (), "audio moderation prediction web_search_options"
     ),
-    **_neutral(("none",), "function_call reasoning_effort"),
-    **_neutral(([],), "functions tools"),
+    "function_call": ("none",),
+    "functions": ([],),
     "modalities": (["text"],),
-    "tool_choice": ("none", "auto"),
     "verbosity": ("medium",),
     **_neutral((), "chat_template input_ids thinking_budget"),  # vLLM's and SGLang's
     "add_special_tokens": (False,),
-    "include_reasoning": (True,),
     **_neutral(([],), "documents"),
     **_neutral(({},), "media_io_kwargs mm_processor_kwargs"),
     **_neutral((), "enable_thinking reasoning thinking"),  # others'
@@ -102,9 +106,7 @@ CHAT_REFUSED = TEXT_REFUSED | {
 COMPLETION_REFUSED = TEXT_REFUSED | {"add_special_tokens": (True,), "prompt_embeds": (), "suffix": ("",)}
 
 #: The same for messages.
-MESSAGE_REFUSED = {
-    key: neutral for key, neutral in {**TEMPLATE_KEYS, **UNSUPPORTED_KEYS}.items() if key != "name"
-}
+MESSAGE_REFUSED = {"thinking": TEMPLATE_KEYS["thinking"], **UNSUPPORTED_KEYS}
 
 #: The same for image requests: fields of OpenAI and names of diffusers.
 IMAGE_REFUSED = {
@@ -125,6 +127,12 @@ IMAGE_REFUSED = {
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Prompts = Field(min_length=1, max_length=MOST_PROMPTS)
+#: Fields that OpenAI has replaced, with the names of the new ones.
+CHAT_REPLACED = {"function_call": "tool_choice", "functions": "tools"}
+#: Fields of messages, and the role whose messages have them.
+ROLES = {"tool_call_id": "tool", "tool_calls": "assistant"}
+
+ToolName = Annotated[str, Field(pattern=f"^{TOOL_NAME}$")]
 Seed = Annotated[int, Field(ge=-1, lt=2**63)]  # -1 means none, as in vLLM
 TokenId = Annotated[int, Field(ge=0)]
 
@@ -147,11 +155,13 @@ class Strict(BaseModel):
     Attributes:
         ignored: further fields that are accepted with any value.
         refused: fields that are refused, except with these values.
+        replaced: refused fields that a newer one has replaced.
     """
 
     model_config = ConfigDict(strict=True)
     ignored: ClassVar[frozenset[str]] = frozenset()
     refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    replaced: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -173,8 +183,18 @@ class Strict(BaseModel):
             raise _error("unknown_parameter", name, f"this server has no such field; {hint}")
         if not asks_nothing(value, neutral):
             others = "".join(f", or send {json.dumps(one)}" for one in neutral)
-            text = f"not supported by this server; leave it out{others}; got {shorten(value)}"
+            todo = f"use {cls.replaced[name]}" if name in cls.replaced else "leave it out"
+            text = f"not supported by this server; {todo}{others}; got {shorten(value)}"
             raise _error("unsupported_parameter", name, text)
+
+
+def is_deep(value: Any) -> bool:
+    """Whether a JSON value has more than `MOST_DEPTH` objects and lists within each other."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        lists = [list(one.values()) if isinstance(one, dict) else one for one in level]
+        level = [item for one in lists if isinstance(one, list) for item in one]
+    return bool(level)
 
 
 def _error(code: str, name: str, text: str) -> PydanticCustomError:
@@ -209,13 +229,55 @@ class ImagePart(Strict):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
+class CalledFunction(Strict):
+    """Name and arguments of a call; the arguments are the JSON text of an object."""
+
+    name: ToolName
+    arguments: str
+
+    @field_validator("arguments")
+    @classmethod
+    def _check_arguments(cls, arguments: str) -> str:
+        try:
+            value = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            value = None
+        if not isinstance(value, dict) or is_deep(value):
+            text = f"must be the JSON text of an object; got {shorten(arguments)}"
+            raise PydanticCustomError("arguments", "{text}", {"text": without_surrogates(text)})
+        return arguments or "{}"
+
+
+class Call(Strict):
+    """One call of a tool, in a message of the assistant."""
+
+    ignored = frozenset({"index"})
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class Message(Strict):
     """One message of a conversation; only messages of the assistant may have no content."""
 
     refused = MESSAGE_REFUSED
-    role: Literal["system", "developer", "user", "assistant"]
+    replaced = {"function_call": "tool_calls"}
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part]
     name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: list[Call] = []
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="after")
+    def _check_role(self) -> Self:
+        if self.role == "tool" and self.tool_call_id is None:
+            raise _error("role", "tool_call_id", "must be set in messages of the role tool")
+        for name, role in ROLES.items():
+            if getattr(self, name) and self.role != role:
+                raise _error("role", name, f"must be left out of messages of the role {self.role}")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -264,11 +326,49 @@ class TextRequest(Strict):
     skip_special_tokens: bool = True
 
 
+class Function(Strict):
+    """Name, description and parameters of a tool; the parameters are a JSON schema."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @field_validator("parameters")
+    @classmethod
+    def _check_depth(cls, parameters: dict[str, Any] | None) -> dict[str, Any] | None:
+        if is_deep(parameters):
+            text = f"must have at most {MOST_DEPTH} objects and lists within each other"
+            raise PydanticCustomError("depth", "{text}", {"text": text})
+        return parameters
+
+
+class Tool(Strict):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """A tool that the model has to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
 class ChatRequest(TextRequest):
     """Body of `/v1/chat/completions`."""
 
     ignored = CHAT_IGNORED
     refused = CHAT_REFUSED
+    replaced = CHAT_REPLACED
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
@@ -276,6 +376,30 @@ class ChatRequest(TextRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
+    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool = True
+    separate_reasoning: bool = True
+
+    @property
+    def must_call(self) -> bool:
+        """Whether the answer has to call a tool."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+
+    @model_validator(mode="after")
+    def _check_tools(self) -> Self:
+        names = [tool.function.name for tool in self.tools]
+        if len(set(names)) < len(names):
+            raise _error("tools", "tools", "must have different names")
+        chosen = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
+        if chosen is not None and chosen not in names:
+            text = f"must be the name of one of the tools; got {shorten(chosen)}"
+            raise _error("tool_choice", "tool_choice", text)
+        if self.tool_choice == "required" and not names:
+            raise _error("tool_choice", "tool_choice", "must be left out, or tools be given; got 'required'")
+        return self
 
 
 class CompletionRequest(TextRequest):
@@ -314,7 +438,11 @@ BODIES: dict[str, type[Strict]] = {
     "chats": ChatRequest,
     "completions": CompletionRequest,
     "`stream_options`": StreamOptions,
+    "`tools`": Tool,
+    "`tools[].function`": Function,
     "messages": Message,
+    "`tool_calls` of messages": Call,
+    "`tool_calls[].function`": CalledFunction,
     "text parts": TextPart,
     "image parts": ImagePart,
     "`image_url`": ImageUrl,

@@ -172,11 +172,33 @@ def check_prefilled(server):
     assert text(server, messages=said) == expected != text(server, **prefilled)
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
+CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+CALLED = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+
+
+def wrong_call(arguments):
+    function = {"name": "add", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": function}]}
+
+
 WRONG = [
     ({"messages": []}, "messages"),
     ({"messages": "hello"}, "messages"),
     ({"messages": [{"role": "user"}]}, "messages[0].content"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "1"}]}, "messages[0].role"),
+    ({"messages": [{**ASKED, "tool_call_id": "1"}]}, "messages[0].tool_call_id"),
+    ({"messages": [{**ASKED, "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
+    ({"messages": [{**CALLED, "function_call": {"name": "add"}}]}, "messages[0].function_call"),
+    ({"messages": [ASKED, CALLED]}, "messages"),  # the template does not read calls
+    ({"messages": [ASKED, wrong_call("3")]}, "messages[1].tool_calls[0].function.arguments"),
+    ({"messages": [ASKED, wrong_call('{"a":')]}, "messages[1].tool_calls[0].function.arguments"),
+    (
+        {"messages": [ASKED, wrong_call('{"a":' * 70 + "1" + "}" * 70)]},
+        "messages[1].tool_calls[0].function.arguments",
+    ),
     ({"messages": [{"role": "user", "content": "a\0"}]}, "messages[0]"),
     ({"max_tokens": 0}, "max_tokens"),
     ({"max_tokens": "8"}, "max_tokens"),
@@ -195,7 +217,21 @@ WRONG = [
     ({"logit_bias": {"5": 100, "6": 2}, "allowed_token_ids": [6]}, "allowed_token_ids"),
     ({"allowed_token_ids": []}, "allowed_token_ids"),
     ({"allowed_token_ids": [3, 418]}, "allowed_token_ids[1]"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
+    ({"tools": [{"type": "custom", "custom": {"name": "add"}}]}, "tools[0].custom"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [TOOL]}, "tools"),  # the template takes none
+    ({"tools": [TOOL], "tool_choice": "required"}, "tools"),
+    ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"functions": [{"name": "add"}]}, "functions"),
+    ({"function_call": "auto"}, "function_call"),
+    ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ({"reasoning_effort": "all"}, "reasoning_effort"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
     ({"logprobs": 1}, "logprobs"),
     ({"top_logprobs": 3}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
@@ -238,6 +274,8 @@ def test_values_that_cannot_be_used_are_refused_by_name(server):
     codes = {"unknown_parameter": {"max_new_token": 3}, "unsupported_parameter": {"guided_json": {}}}
     for code, body in codes.items():
         assert answer(server, **body)[1]["error"]["code"] == code
+    for old, new in {"functions": "tools", "function_call": "tool_choice"}.items():
+        assert f"use {new}" in answer(server, **{old: [{"name": "add"}]})[1]["error"]["message"]
     _, got = answer(server, repetition_penalti=1.2)
     assert "did you mean 'repetition_penalty'?" in got["error"]["message"]
 

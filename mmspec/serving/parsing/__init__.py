@@ -1,0 +1,1 @@
+"""Parsers of answers: tool calls and reasoning, in text that grows."""

@@ -1,0 +1,256 @@
+"""Tools and reasoning of chat requests: what the chat template takes, and how answers are parsed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from typing import Any
+
+from jinja2 import TemplateError
+
+from mmspec.errors import InputError
+from mmspec.open_types import Json
+from mmspec.pipelines.prompts import template_variables
+from mmspec.registry import did_you_mean
+from mmspec.serving.parsing.answer import AnswerText
+from mmspec.serving.parsing.reasoning import (
+    REASONING_FORMATS,
+    ReasoningFormat,
+    ReasoningParser,
+    find_reasoning_format,
+)
+from mmspec.serving.parsing.tool_calls import ToolParser
+from mmspec.serving.parsing.tool_formats import TOOL_FORMATS, ToolFormat, find_tool_format
+from mmspec.serving.parsing.tool_grammar import call_grammar
+from mmspec.serving.schemas import Call, ChatRequest, Message, NamedTool, TextPart, Tool
+from mmspec.validation import given_of
+
+__all__ = ["AnswerFormat", "ToolRules", "answer_format", "check_parsers", "hidden_tokens"]
+
+AUTO = "auto"
+NO_PARAMETERS = {"properties": {}, "additionalProperties": False}
+#: Variables by which chat templates switch reasoning, the most usual one first.
+SWITCHES = ("enable_thinking", "thinking")
+EFFORT = "reasoning_effort"
+#: A template that joins the arguments of a call to text, instead of writing an object as JSON.
+JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.\[\]'\"]*\barguments['\"]?\]?\s*\+")
+
+
+@dataclass(frozen=True)
+class AnswerFormat:
+    """What the chat template of a model takes, and the formats of its answers.
+
+    Attributes:
+        template: the template; "" if there is none.
+        variables: variables that the template reads.
+        tools, reasoning: formats; None if the model has none that is known.
+    """
+
+    template: str = ""
+    variables: frozenset[str] = frozenset()
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+
+    @property
+    def switch(self) -> str | None:
+        """The variable of the template that switches reasoning; None if there is none."""
+        return next((name for name in SWITCHES if name in self.variables), None)
+
+
+def check_parsers(tool_parser: str, reasoning_parser: str) -> None:
+    """Raise InputError for a name that is neither a parser, "auto" nor "none"."""
+    for option, given, formats in (
+        ("--tool-parser", tool_parser, list(TOOL_FORMATS)),
+        ("--reasoning-parser", reasoning_parser, list(REASONING_FORMATS)),
+    ):
+        if given not in (known := [AUTO, "none", *formats]):
+            raise InputError(option, given, did_you_mean(given, known))
+
+
+def answer_format(pipe: Any, tool_parser: str = AUTO, reasoning_parser: str = AUTO) -> AnswerFormat:
+    """Return the formats of a pipeline, from its chat template and tokenizer or by name.
+
+    Raises:
+        InputError: there is no parser of that name.
+    """
+    check_parsers(tool_parser, reasoning_parser)
+    given = getattr(pipe.processor, "chat_template", None)
+    if given is None:
+        return AnswerFormat()
+    template = "\n".join(given.values()) if isinstance(given, dict) else str(given)
+    tokens = pipe.tokenizer.get_added_vocab()
+    variables = frozenset(template_variables(pipe.processor))
+    if tool_parser == AUTO:
+        tool_parser = find_tool_format(template, tokens) or "none"
+    if reasoning_parser == AUTO:
+        reasoning_parser = find_reasoning_format(template, tokens) or "none"
+    return AnswerFormat(
+        template, variables, TOOL_FORMATS.get(tool_parser), REASONING_FORMATS.get(reasoning_parser)
+    )
+
+
+class ToolRules:
+    """The fields of a request about tools and reasoning, for one model.
+
+    Attributes:
+        variables: variables of the chat template.
+
+    Raises:
+        InputError: the model or this server cannot do what a field says.
+    """
+
+    def __init__(self, body: ChatRequest, form: AnswerFormat, pipe: Any) -> None:
+        self.body, self.form, self._pipe = body, form, pipe
+        #: names of called tools by id; some templates need the name in the message of the result
+        self._called = {call.id: call.function.name for one in body.messages for call in one.tool_calls}
+        self._check_tools()
+        if "tools" in body.chat_template_kwargs:
+            rule = "must not contain tools, which is a field of the request"
+            raise InputError("chat_template_kwargs", body.chat_template_kwargs, rule)
+        self.variables = {**self._effort(), **body.chat_template_kwargs}
+        if self.tools:
+            self.variables["tools"] = [template_tool(tool) for tool in self.tools]
+
+    @property
+    def tools(self) -> list[Tool]:
+        """Tools that the model may call."""
+        return [] if self.body.tool_choice == "none" else self.body.tools
+
+    @property
+    def tokens(self) -> frozenset[str]:
+        """Special tokens that have to reach the parsers."""
+        tools = self.form.tools if self.tools else None
+        reasoning = self.form.reasoning if self.body.separate_reasoning else None
+        found = set() if tools is None else set(tools.tokens)
+        return frozenset(found if reasoning is None else found | {reasoning.start, reasoning.end})
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the pipeline: the grammar of the calls that the answer has to contain."""
+        if not self.body.must_call or self.form.tools is None:
+            return {}
+        chosen = self.body.tool_choice
+        name = chosen.function.name if isinstance(chosen, NamedTool) else None
+        schemas = {
+            tool.function.name: tool.function.parameters or NO_PARAMETERS
+            for tool in self.tools
+            if name in (None, tool.function.name)
+        }
+        grammar = call_grammar(
+            self.form.tools,
+            schemas,
+            self._pipe.tokenizer.get_added_vocab(),
+            is_parallel=self.body.parallel_tool_calls and name is None,
+            reasoning=self.form.reasoning,
+            is_open=self._is_open(self.form.reasoning),
+        )
+        return {"response_format": {"type": "grammar", "grammar": grammar}}
+
+    def message_keys(self, message: Message) -> Json:
+        """Return the keys of a message beside its content, as chat templates read them."""
+        keys = given_of(name=message.name or self._called.get(message.tool_call_id or ""))
+        keys |= given_of(tool_call_id=message.tool_call_id)
+        if message.tool_calls:
+            as_text = bool(JOINS_ARGUMENTS.search(self.form.template))
+            keys["tool_calls"] = [template_call(call, as_text) for call in message.tool_calls]
+        thought = message.reasoning_content or message.reasoning
+        return keys | ({"reasoning_content": thought, "reasoning": thought} if thought else {})
+
+    def answer_texts(self) -> list[AnswerText]:
+        """Return a reader for each choice of the answer."""
+        reasoning = self.form.reasoning if self.body.separate_reasoning else None
+        is_open = self._is_open(reasoning)
+        names = [tool.function.name for tool in self.tools]
+        return [
+            AnswerText(
+                None if reasoning is None else ReasoningParser(reasoning, is_open),
+                ToolParser(self.form.tools, names) if names and self.form.tools else None,
+                shows_reasoning=self.body.include_reasoning,
+                is_parallel=self.body.parallel_tool_calls,
+                id_length=None if self.form.tools is None else self.form.tools.id_length,
+            )
+            for _ in range(self.body.n)
+        ]
+
+    def _is_open(self, reasoning: ReasoningFormat | None) -> bool:
+        """Whether the answer begins within reasoning."""
+        return reasoning is not None and reasoning.is_open(self._text_before())
+
+    def _text_before(self) -> str:
+        """Return the text that the answer continues: the last message, or what begins a turn."""
+        if self.body.continue_final_message:
+            content = self.body.messages[-1].content
+            parts = [TextPart(type="text", text=content)] if isinstance(content, str) else content
+            return "".join(part.text for part in parts if isinstance(part, TextPart))
+        if self.body.add_generation_prompt is False:
+            return ""
+        known = self.form.variables - {"tools", "add_generation_prompt"}
+        how = {name: value for name, value in self.variables.items() if name in known}
+        processor = self._pipe.processor
+        asked = "a" if processor is self._pipe.tokenizer else [{"type": "text", "text": "a"}]
+        talk = [{"role": "user", "content": asked}]
+        template = partial(processor.apply_chat_template, talk, tokenize=False, **how)
+        try:
+            before, whole = template(add_generation_prompt=False), template(add_generation_prompt=True)
+        except (TemplateError, TypeError, ValueError):  # the request is refused when its own prompt is made
+            return ""
+        return str(whole).removeprefix(str(before))
+
+    def _check_tools(self) -> None:
+        names = [tool.function.name for tool in self.body.tools]
+        if self.tools and "tools" not in self.form.variables:
+            rule = "must be left out; the chat template of this model takes no tools"
+            raise InputError("tools", names, rule)
+        if self.tools and self.form.tools is None:
+            rule = "must be left out; this server has no parser for the calls of this model (--tool-parser)"
+            raise InputError("tools", names, rule)
+        if self.body.must_call and find_spec("llguidance") is None:
+            rule = (
+                "must be 'auto' or 'none'; to force calls, install llguidance: pip install 'mmspec[grammar]'"
+            )
+            raise InputError("tool_choice", self.body.tool_choice, rule)
+        for index, message in enumerate(self.body.messages):
+            if message.role == "tool" and "tool" not in self.form.template:
+                rule = "must not be tool; the chat template of this model takes no tools"
+                raise InputError(f"messages[{index}]['role']", "tool", rule)
+
+    def _effort(self) -> dict[str, Any]:
+        """Return the variable of the template for `reasoning_effort`."""
+        effort, switch = self.body.reasoning_effort, self.form.switch
+        if effort is None:
+            return {}
+        if effort == "none" and switch is not None:
+            return {switch: False}
+        if EFFORT in self.form.variables:
+            return {EFFORT: effort}
+        if switch is not None:
+            return {switch: True}
+        if effort == "none" and self.form.reasoning is None:
+            return {}
+        rule = "must be left out; the chat template of this model cannot switch reasoning"
+        raise InputError(EFFORT, effort, rule)
+
+
+def hidden_tokens(tokenizer: Any, shown: Collection[str]) -> list[int] | None:
+    """Return the special tokens that are not in `shown`; None if `shown` holds no special token."""
+    added = {token: str(one) for token, one in tokenizer.added_tokens_decoder.items() if one.special}
+    special = added | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    if not any(text in shown for text in special.values()):
+        return None
+    return [token for token, text in special.items() if text not in shown]
+
+
+def template_tool(tool: Tool) -> Json:
+    """Return a tool as chat templates read it, without fields that are not given."""
+    function = tool.function.model_dump(exclude_none=True, exclude={"strict"})
+    return {"type": "function", "function": function}
+
+
+def template_call(call: Call, as_text: bool) -> Json:
+    """Return a call as chat templates read it; its arguments are an object, or JSON text."""
+    text = call.function.arguments
+    function = {"name": call.function.name, "arguments": text if as_text else json.loads(text)}
+    return {"id": call.id, "type": "function", "function": function}
