@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 import torch
 
@@ -210,8 +210,7 @@ class RunningBatch:
     @property
     def _of_batch(self) -> Batch[TargetState]:
         """The batch; there is one while requests are running."""
-        assert self._batch is not None
-        return self._batch
+        return cast("Batch[TargetState]", self._batch)
 
     def _append(self, new: Batch[TargetState]) -> list[int]:
         """Append the rows of a request to the batch, and return their indices."""

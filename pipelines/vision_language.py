@@ -284,7 +284,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         """Encode one row as tensors of batch size 1, with floats of the model's dtype."""
         if prompt.ids is not None:
             self._check_ids(prompt.ids)
-            ids = torch.tensor([prompt.ids])
+            ids = torch.tensor([prompt.ids], device="cpu")
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         tokenizer = tokenizer_of(processor)
         text = apply_template(prompt, processor, tokenizer, variables)

@@ -164,7 +164,7 @@ def serve(
     from mmspec.serving.limits import ServerLimits
     from mmspec.serving.metrics import Metrics
     from mmspec.serving.request_log import start_log
-    from mmspec.serving.tools import check_parsers
+    from mmspec.serving.tool_calls import check_parsers
 
     check_parsers(tool_parser, reasoning_parser)  # before models are loaded
     limits = ServerLimits(

@@ -29,7 +29,7 @@ from mmspec.serving.metrics import Metrics
 from mmspec.serving.models import Models, model_routes
 from mmspec.serving.openapi import complete_document
 from mmspec.serving.page import page_routes
-from mmspec.serving.tools import AUTO, answer_format
+from mmspec.serving.tool_calls import AUTO, answer_format
 
 __all__ = ["create_app", "read_origin"]
 

@@ -27,7 +27,7 @@ from mmspec.serving.models import Models
 from mmspec.serving.parsing.answer import AnswerText
 from mmspec.serving.schemas import ChatRequest, TextPart, TextRequest
 from mmspec.serving.token_entries import EntryQueue, TokenEntry
-from mmspec.serving.tools import AnswerFormat, ToolRules
+from mmspec.serving.tool_calls import AnswerFormat, ToolRules
 
 __all__ = ["Answer", "Delta", "StopText", "chat_routes"]
 

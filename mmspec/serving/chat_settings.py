@@ -16,7 +16,7 @@ from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
 from mmspec.serving.schemas import ChatRequest, ImagePart, Message, Strict, TextRequest
 from mmspec.serving.token_entries import TokenPieces
-from mmspec.serving.tools import ToolRules, hidden_tokens
+from mmspec.serving.tool_calls import ToolRules, hidden_tokens
 from mmspec.validation import given_of
 
 __all__ = [

@@ -26,6 +26,7 @@ DEFAULTS = {
     "mmspec.pipelines.custom_generate": {"copy"},  # of `accelerate`
     "mmspec.pipelines.image_tokens": {"sjd", "draft_model"},  # of the constructor; refused by name
     "mmspec.pipelines.in_place": {"copy"},  # of `enable`
+    "mmspec.serving.schemas": {"suffix"},  # a field of completions
     "mmspec.training.drafter": {"eagle"},  # of `train_drafter`
     "mmspec.trees.growth": {"eagle", "medusa"},  # trees that users choose by these names
 }

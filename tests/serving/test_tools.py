@@ -11,7 +11,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.serving.parsing.tool_formats import TOOL_FORMATS
-from mmspec.serving.tools import answer_format
+from mmspec.serving.tool_calls import answer_format
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.serving.conftest import post, running
 from tests.tiny_models import tiny_llama

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -89,8 +89,8 @@ class Warping(NamedTuple):
 
     def column(self, index: int, like: Tensor) -> Tensor:
         """[B, 1, 1] one of the numbers of the rows, with the dtype of `like`."""
-        assert self.rows is not None
-        return self.rows[:, index].to(like.dtype)[:, None, None]
+        rows = cast(Tensor, self.rows)
+        return rows[:, index].to(like.dtype)[:, None, None]
 
 
 def warp_logits(logits: Tensor, warping: Warping) -> Tensor:
