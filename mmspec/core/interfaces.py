@@ -365,6 +365,10 @@ class DraftSession(Rows, ABC):
         """Set the size of the next drafts, as an index into the drafter's `sizes`."""
         raise InputError("choice", choice, f"is not supported: drafts of {type(self).__name__} have one size")
 
+    def learn(self, canvas: Canvas) -> None:
+        """Learn from a round that the host has just read, before rows change. Optional."""
+        return None
+
     def prepare(self) -> None:
         """Run a prefill that was deferred until the first draft. Optional."""
         return None

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.accelerators import Accelerator
 from mmspec.core import cache as cache_module
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.scenes import render, sample_scene
+from mmspec.trees.pacing import PacedDrafter
 from tests.methods.heads_checks import medusa_for
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
+from tests.trees.length_checks import PACE, Script, Scripts
 
 ASSETS = Path(__file__).parents[2] / "assets"
 PROMPTS = [
@@ -100,6 +103,61 @@ def test_text_of_requests_that_enter_and_leave_at_random(text: Any, source: str,
         assert output.finish_reasons == alone.finish_reasons
         assert output.stats.nfe == alone.stats.nfe
         assert output.stats.acceptance_length == alone.stats.acceptance_length
+
+
+def follow_scripts(pipe: MMSpecPipeline) -> Scripts:
+    """Let the drafts of a pipeline have sizes by a list, for every number of rows."""
+    scripts, accelerator = Scripts(PACE), pipe.accelerator
+    for rows in range(1, 9):
+        scripts.setdefault(rows, PacedDrafter(accelerator.drafter, {}).new_policy(rows))
+    accelerator.costs.update(scripts)
+    return scripts
+
+
+@pytest.mark.parametrize("name", ["copy", "eagle", "draft_model"])
+def test_text_of_requests_whose_drafts_change_in_size_and_rest(text: Any, name: str) -> None:
+    requests = [{"prompt": prompt, **settings} for prompt, settings in text_requests() * 2]
+    text.set_accelerator("none")
+    alone = [text(**request) for request in requests]
+    text.set_accelerator(name, length="cost")
+    follow_scripts(text)
+    with text.running_batch(rows=6) as batch:
+        outputs = enter_and_leave(batch, requests, seed=1)
+        drafted, rounds = sum(batch.stats.drafted), sum(batch.stats.rounds)
+    assert len(outputs) >= 6
+    assert all(output.tokens == alone[number].tokens for number, output in outputs.items())
+    assert 0 < drafted < 3 * rounds, "there were drafts, and plain rounds"
+
+
+def test_drafts_are_whole_while_the_output_of_a_row_depends_on_their_size(
+    text: Any, chosen_by_cost: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Speculative sampling uses other random numbers for other draft sizes, and greedy rows do not."""
+    monkeypatch.setattr(Accelerator, "is_paced", chosen_by_cost)
+    requests = [
+        {"prompt": PROMPTS[0], "max_new_tokens": 24},
+        {"prompt": PROMPTS[1], "max_new_tokens": 8, "temperature": 1.3, "seed": 1},
+        {"prompt": PROMPTS[2], "max_new_tokens": 20},
+    ]
+    options = {"sampling": "sampled", "num_draft_tokens": 4}
+    text.set_accelerator("draft_model", length="fixed", **options)
+    alone = [text(**request).tokens for request in requests]
+    text.set_accelerator("draft_model", **options)
+    scripts = follow_scripts(text)
+    with text.running_batch(rows=3) as batch:
+        for request in requests:
+            batch.enter(**request)
+        sizes: list[tuple[int, float]] = []
+        outputs: dict[int, Any] = {}
+        while batch.handles:
+            running, before = batch.handles, sum(batch.stats.drafted)
+            outputs |= {each.handle: each.output for each in batch.step() if each.output is not None}
+            sizes.append((len(running), (sum(batch.stats.drafted) - before) / len(running)))
+    assert [outputs[handle].tokens for handle in range(3)] == alone
+    assert {drafted for running, drafted in sizes if running == 3} == {4.0}
+    assert len({drafted for running, drafted in sizes if running < 3}) > 1
+    chosen = {rows: len(script.rounds) for rows, script in scripts.items() if isinstance(script, Script)}
+    assert chosen[2] and not chosen[3]
 
 
 @pytest.mark.parametrize(
