@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.structured_output import read_schemas
-from mmspec import MMSpecPipeline, VisionLanguagePipeline
+from mmspec import MMSpecPipeline
 from mmspec.scenes import render, sample_scene
 
 QUESTIONS = ("Describe the image in detail.", "What is in the image?", "How many objects are there?")
@@ -59,7 +59,7 @@ class Served:
 
 def make_requests(pipe: Any, count: int, max_new_tokens: int) -> list[Request]:
     """Return so many requests: questions about images, or instructions for a language model."""
-    if isinstance(pipe, VisionLanguagePipeline) and pipe.processor is not None:
+    if hasattr(pipe.model.config, "vision_config"):
         images = [render(sample_scene(index)) for index in range(count)]
         asked: list[Request] = [
             {"prompt": question, "images": image}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from mmspec.accelerators import Accelerator
 from mmspec.core import cache as cache_module
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
+from mmspec.heads.feature_session import FeatureSession
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.scenes import render, sample_scene
 from mmspec.trees.pacing import PacedDrafter
@@ -105,9 +106,9 @@ def test_text_of_requests_that_enter_and_leave_at_random(text: Any, source: str,
         assert output.stats.acceptance_length == alone.stats.acceptance_length
 
 
-def follow_scripts(pipe: MMSpecPipeline) -> Scripts:
+def follow_scripts(pipe: MMSpecPipeline, pace: Sequence[int] = PACE) -> Scripts:
     """Let the drafts of a pipeline have sizes by a list, for every number of rows."""
-    scripts, accelerator = Scripts(PACE), pipe.accelerator
+    scripts, accelerator = Scripts(pace), pipe.accelerator
     for rows in range(1, 9):
         scripts.setdefault(rows, PacedDrafter(accelerator.drafter, {}).new_policy(rows))
     accelerator.costs.update(scripts)
@@ -127,6 +128,33 @@ def test_text_of_requests_whose_drafts_change_in_size_and_rest(text: Any, name: 
     assert len(outputs) >= 6
     assert all(output.tokens == alone[number].tokens for number, output in outputs.items())
     assert 0 < drafted < 3 * rounds, "there were drafts, and plain rounds"
+
+
+def test_a_head_reads_the_prompts_of_rows_that_joined_at_their_first_draft(
+    text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [{"prompt": prompt, **settings} for prompt, settings in text_requests()]
+    text.set_accelerator("none")
+    alone = [text(**request).tokens for request in requests]
+    text.set_accelerator("eagle", length="cost")
+    real, read = FeatureSession._read_prompts, list[int]()
+
+    def counted(session: Any, prompts: Any) -> None:
+        read.append(len(prompts.requests))
+        real(session, prompts)
+
+    monkeypatch.setattr(FeatureSession, "_read_prompts", counted)
+    for pace, expected in (((0,), []), ((0, 3, 0), [3])):
+        follow_scripts(text, pace)
+        with text.running_batch(rows=4) as batch:
+            for request in requests[:3]:
+                batch.enter(**request)
+            batch.step()
+            batch.enter(**requests[3])
+            batch.cancel(0)
+            outputs = run_more(batch)
+        assert [outputs[handle].tokens for handle in (1, 2, 3)] == alone[1:]
+        assert read == expected
 
 
 def test_drafts_are_whole_while_the_output_of_a_row_depends_on_their_size(

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from time import perf_counter
-from typing import Generic, TypeVar, cast
+from typing import Generic, Self, TypeVar, cast
 
 from torch import nn
 
@@ -23,7 +23,7 @@ from mmspec.core.interfaces import (
     TargetState,
 )
 from mmspec.core.random_stream import RandomStream
-from mmspec.core.rows import named
+from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, Sampler
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
@@ -79,6 +79,15 @@ class PacedSession(DraftSession, Generic[Policy]):
             self.choice, draft = None, self._draft_whole(canvas)
         self.passes = self.inner.passes
         return draft
+
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        return Rows.part(self, rows, count)  # the wrapped session knows whether to prepare
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        return Rows.joined(self, other, counts)
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        return Rows.overwritten(self, slots, other, counts)
 
     def learn(self, canvas: Canvas) -> None:
         choice, self.choice = self.choice, None
