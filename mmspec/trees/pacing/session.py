@@ -238,8 +238,7 @@ class PacedDrafter(Drafter):
     def policy_for(self, rows: int) -> PacingPolicy:
         """Return the policy of batches of about this size; a new one continues from that of the nearest.
 
-        Where drafting takes time itself, a trial in a wide batch is expensive. It is postponed where it is
-        expected to lose.
+        A trial in a wide batch is expensive, and is postponed where it is expected to lose.
         """
         size = size_class(rows)
         if size not in self.policies:
@@ -250,8 +249,7 @@ class PacedDrafter(Drafter):
             policy = self.policies.setdefault(size, self.new_policy(size))
             if nearest is not None:
                 policy.continue_from(self.policies[nearest])  # type: ignore[arg-type]  # of the same drafter
-            if self.inner.modules:
-                policy.rest_unless_promising()
+            policy.rest_unless_promising()
         return self.policies[size]
 
     def new_policy(self, rows: int) -> PacingPolicy:
