@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 
@@ -36,8 +36,8 @@ class Accelerator:
 
     Attributes:
         length: how long drafts are: "auto", "fixed" or "cost"; see `with_length`.
-        costs: pacing policies by batch size, with the measured time and accepted tokens of each draft size.
-            Filled while batches are decoded.
+        costs: pacing policies by number of rows, with the measured time and accepted tokens of each draft
+            size. Filled while batches are decoded.
 
     Raises:
         InputError: the rule is not sound for the drafter's kind of drafts, or `length` is "cost" and the
@@ -85,9 +85,10 @@ class Accelerator:
         Args:
             length: "fixed" keeps the full size. "confidence" stops at a level where the drafter rates
                 every path unlikely. "cost" chooses among a few sizes by measured round times and accepted
-                tokens, and pauses drafting where no size is faster than plain decoding. "auto" is "cost" if
-                the output does not depend on the draft size (temperature 0, and `sample_and_match`) and the
-                device is not a GPU, on which the host would wait twice a round; else "fixed".
+                tokens, for the number of rows, and pauses drafting where no size is faster than plain
+                decoding. "auto" is "cost" if the output does not depend on the draft size (temperature 0, and
+                `sample_and_match`) and the device is not a GPU, on which the host would wait twice a round;
+                else "fixed".
             stop_below: least probability of a path for "confidence"; 0.3 if None.
 
         Raises:
@@ -109,6 +110,18 @@ class Accelerator:
             return self.length == "cost"
         any_size = sampler.greedy and self.rule.keeps_greedy or self.rule.is_plain_draw
         return self._has_sizes and any_size and not runs_by_itself(device)
+
+    def decoder_of_any(self, device: torch.device) -> Decoder:
+        """The decoder of a batch that requests enter and leave.
+
+        Draft sizes are chosen by cost, for the number of rows, while `is_paced` holds for all its rows.
+        """
+        may_pace = self.length in ("auto", "cost") and self._has_sizes and not runs_by_itself(device)
+        return self._paced(lambda sampler: self.is_paced(sampler, device)) if may_pace else self.decoder
+
+    def _paced(self, may_vary: Callable[[RowSettings], bool] = lambda sampler: True) -> Decoder:
+        drafter = PacedDrafter(self.drafter, self.costs, may_vary=may_vary)
+        return replace(self.decoder, drafter=drafter)
 
     @property
     def _has_sizes(self) -> bool:
@@ -221,9 +234,9 @@ class Call:
         Args:
             is_watched: whether the caller reads the tensors of the rounds; see `speculate`.
         """
-        decoder = self.accelerator.decoder
-        if self.accelerator.is_paced(self.sampler, self.target.device):
-            decoder = replace(decoder, drafter=PacedDrafter(decoder.drafter, self.accelerator.costs))
+        accelerator = self.accelerator
+        is_paced = accelerator.is_paced(self.sampler, self.target.device)
+        decoder = accelerator._paced() if is_paced else accelerator.decoder
         batch = self.sampler, self.requests, self.canvas, self.random
         clock = perf_counter()
         for round in speculate(self.target, decoder, *batch, is_watched=is_watched):

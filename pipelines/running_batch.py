@@ -1,7 +1,7 @@
 """RunningBatch (continuous batching): requests enter and leave between rounds, each with its own settings.
 
-The prefill and first round of a request run alone; then its rows are appended to the batch. When it leaves,
-the last rows of the batch replace its rows. In a compiled pipeline on a GPU the number of rows is one of few
+The prefill of a request runs alone; then its rows are appended to the batch. When it leaves, the last rows of
+the batch replace its rows. In a compiled pipeline on a GPU the number of rows is one of few
 sizes, so that rounds are replayed from CUDA graphs: a request takes the slots of finished rows.
 
 The output of a request is the same as in a call of its own: rows are computed independently, and random
@@ -22,13 +22,14 @@ from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import TargetState
 from mmspec.core.logprobs import TokenLogprob
-from mmspec.core.loop import Batch, begin
+from mmspec.core.loop import Batch, begin, runs_by_itself
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.pipelines.outputs import CallOutput
 from mmspec.plugins import METHODS
 from mmspec.targets import CausalTarget
+from mmspec.trees.pacing import PacedDrafter
 from mmspec.validation import is_integer
 
 if TYPE_CHECKING:
@@ -117,6 +118,10 @@ class RunningBatch:
         self._running: list[Running] = []
         self._handles = 0
         self._has_slots = pipe.target.has_fixed_rows
+        self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
+        drafter = self._decoder.drafter
+        in_one_round = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
+        self._joins_at_once = in_one_round and not self._has_slots
 
     def __enter__(self) -> Self:
         return self
@@ -190,12 +195,13 @@ class RunningBatch:
             raise InputError("accelerator", accelerator.name, rule)
         sampler = call.sampler.on_device(count, target.device) if self._has_slots else call.sampler
         where = sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(target, accelerator.decoder, *where)
+        batch, prompts = begin(target, self._decoder, *where)
         running = Running(self._handles, make_output, [], before, [[] for _ in range(count)])
         running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
-            if not call.canvas.finished:  # the first round runs alone, after which sessions can be joined
+            if not (self._joins_at_once or call.canvas.finished):
+                # the first round runs alone, after which windows can be joined, and graphs have its tensors
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
                 batch.tighten()
@@ -444,8 +450,8 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
     if not accelerator.drafter.rows_move:
         movable = ", ".join(name for name, method in METHODS.items() if method.drafter_class.rows_move)
         raise InputError("accelerator", accelerator.name, f"must be one of {movable} {STAYS}")
-    if accelerator.length == "cost":
-        rule = "must be 'auto', 'fixed' or 'confidence'; 'cost' chooses draft lengths for a fixed batch"
+    if accelerator.length == "cost" and runs_by_itself(target.device):
+        rule = "must be 'auto', 'fixed' or 'confidence' in a running batch on a GPU"
         raise InputError("length", "cost", rule)
     if target.steps is not None and not target.has_fixed_rows:
         rule = "must be captured on a GPU; a CPU's are compiled for one batch size, which a running batch "

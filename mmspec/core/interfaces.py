@@ -20,10 +20,11 @@ from mmspec.core.once import once
 from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.round_graphs import RoundGraphs
-from mmspec.core.rows import Rows
+from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, RowSettings
 from mmspec.core.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
+from mmspec.open_types import Keywords
 
 SPACING = 8  # prompt tokens that decide the spacing of the continuation: more than any character takes
 
@@ -83,7 +84,7 @@ class TargetOutput:
 
 
 @dataclass(frozen=True)
-class PromptOutput:
+class PromptOutput(Rows):
     """Result of a prefill.
 
     Attributes:
@@ -92,14 +93,20 @@ class PromptOutput:
         taps: layer index -> B hidden states [1, L_b, d], one per prompt.
         cached_tokens: number of tokens of all prompts that the prefix cache supplied.
         forwards: forward passes of each row; 0 if the prompts are processed with every draft instead.
-        cache: the target's KV cache, for drafters that read it; None if the target has none.
+        cache: the target's KV cache, for drafters that read it; None if the target has none, or after rows
+            have moved.
     """
+
+    row_fields = named("logits", "taps")
 
     logits: Tensor
     taps: dict[int, list[Tensor]] = field(default_factory=dict)
     cached_tokens: int = 0
     forwards: int = 1
     cache: RaggedCache | None = None
+
+    def _with_rows(self, changed: Keywords) -> Self:
+        return super()._with_rows({**changed, "cache": None})
 
 
 class TargetState(Rows):
@@ -374,6 +381,10 @@ class DraftSession(Rows, ABC):
     def resize(self, choice: int) -> None:
         """Set the size of the next drafts, as an index into the drafter's `sizes`."""
         raise InputError("choice", choice, f"is not supported: drafts of {type(self).__name__} have one size")
+
+    def learn(self, canvas: Canvas) -> None:
+        """Learn from a round that the host has just read, before rows change. Optional."""
+        return None
 
     def prepare(self) -> None:
         """Run a prefill that was deferred until the first draft. Optional."""

@@ -203,6 +203,7 @@ class Batch(Rows, Generic[State]):
         emission = self.canvas.read()
         self.canvas.stats.target_forwards += 1
         self.canvas.stats.cache_bytes = self.state.nbytes()
+        self.session.learn(self.canvas)
         return emission
 
 

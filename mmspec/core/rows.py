@@ -123,13 +123,15 @@ def select(values: Any, rows: Sequence[int], count: int | None = None) -> Any:
     """Select rows of a value, in that order.
 
     Args:
-        values: a tensor or list of the batch's rows, or `Rows`; None, a number or an empty list is returned
-            as it is.
+        values: a tensor or list of the batch's rows, `Rows`, or a dict of these; None, a number or an empty
+            list is returned as it is.
         rows: indices in the batch.
         count: number of rows B of the batch, if `values` may hold the batch several times; None if once.
     """
     if isinstance(values, Rows):
         return values.part(rows, count)
+    if isinstance(values, dict):
+        return {key: select(each, rows, count) for key, each in values.items()}
     if values is None or isinstance(values, int | float) or len(values) == 0:
         return values
     copies = 1 if count is None else len(values) // count
@@ -153,8 +155,8 @@ def concat(
     """Concatenate the rows of two values of the same kind.
 
     Args:
-        values, others: tensors [B, n, ...] and [b, m, ...], lists, or `Rows`. The result is None if either is
-            None.
+        values, others: tensors [B, n, ...] and [b, m, ...], lists, `Rows`, or dicts of these with the same
+            keys. The result is None if either is None.
         counts: numbers of rows B and b of the batches, which `values` and `others` may hold several times.
         fill, newest_last: padding if n and m differ; see `RowField`.
     """
@@ -162,6 +164,8 @@ def concat(
         return None
     if isinstance(values, Rows):
         return values.joined(others, counts)
+    if isinstance(values, dict):
+        return {key: concat(each, others[key], counts, fill, newest_last) for key, each in values.items()}
     if not isinstance(values, Tensor):
         copies = len(values) // counts[0]
         places = [(each, len(each) // copies * copy) for copy in range(copies) for each in (values, others)]
@@ -192,6 +196,9 @@ def overwrite(
         return None
     if isinstance(values, Rows):
         return values.overwritten(slots, others, counts)
+    if isinstance(values, dict):
+        both = {key: (each, slots, others[key]) for key, each in values.items()}
+        return {key: overwrite(*each, counts, fill, newest_last) for key, each in both.items()}
     copies = len(values) // counts[0]
     places = [copy * counts[0] + slot for copy in range(copies) for slot in slots]
     if not isinstance(values, Tensor):

@@ -10,14 +10,17 @@ from torch import Tensor, nn
 
 from mmspec.core.interfaces import Drafter, DraftSession, PromptOutput, Request, list_prompts
 from mmspec.core.random_stream import RandomStream
+from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler
 
 __all__ = ["ModelDrafter", "PromptBatch", "SessionDrafter"]
 
 
 @dataclass(frozen=True)
-class PromptBatch:
+class PromptBatch(Rows):
     """A prefilled batch; the attributes are the arguments of `Drafter.start`."""
+
+    row_fields = named("requests", "prefill", "sampler", "random")
 
     requests: Sequence[Request]
     prefill: PromptOutput

@@ -19,7 +19,7 @@ from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.indexing import pick, put, take
 from mmspec.core.interfaces import DraftSession, TargetOutput
-from mmspec.core.rows import named
+from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import Sampler
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.core.verdict import Path
@@ -253,20 +253,21 @@ class StateSession(HeadSession):
 class CachingSession(HeadSession):
     """A head with a cache of its own, which reads the target's states of every committed token.
 
-    Prompts are read at the first draft, and so not at all if nothing is ever drafted.
+    Prompts are read at the first draft, and so not at all if nothing is ever drafted. Two batches are joined
+    without reading them if neither has read its own.
 
     Attributes:
         unread: the batch whose prompts the head has not read; None afterwards.
-        state: its cache, after the prompts; unset before they are read.
+        state: its cache, after the prompts; None before they are read.
         features: [R, c, d] of the target, for tokens that were committed since the head last read.
         accepted: [B] index of the newest of them, -1 for none; later ones are padding.
         has_read: whether the head has read them.
     """
 
-    row_fields = named("state", "features", "accepted")
+    row_fields = named("unread", "state", "features", "accepted")
 
     head: Any
-    state: CacheState
+    state: CacheState = None  # type: ignore[assignment]  # before the prompts are read, which no caller sees
     features: Tensor
     accepted: Tensor
 
@@ -279,6 +280,23 @@ class CachingSession(HeadSession):
         if self.unread is not None:
             batch, self.unread = self.unread, None
             self._read_prompts(batch)
+
+    def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        return Rows.part(self, rows, count)  # prompts can still be read later
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        self._read_as_much(other)
+        return Rows.joined(self, other, counts)
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        self._read_as_much(other)
+        return Rows.overwritten(self, slots, other, counts)
+
+    def _read_as_much(self, other: CachingSession) -> None:
+        """Read the prompts of both batches if one of them has read its own."""
+        if self.unread is None or other.unread is None:
+            self.prepare()
+            other.prepare()
 
     @abstractmethod
     def _read_prompts(self, batch: PromptBatch) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mmspec.accelerators import Accelerator
 from mmspec.core import cache as cache_module
 from mmspec.errors import InputError, NoRoomError, NumericalError, PipelineBusyError
+from mmspec.heads.feature_session import FeatureSession
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline, VisionLanguagePipeline
 from mmspec.scenes import render, sample_scene
+from mmspec.trees.pacing import PacedDrafter
 from tests.methods.heads_checks import medusa_for
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
+from tests.trees.length_checks import PACE, Script, Scripts
 
 ASSETS = Path(__file__).parents[2] / "assets"
 PROMPTS = [
@@ -104,6 +108,88 @@ def test_text_of_requests_that_enter_and_leave_at_random(text: Any, source: str,
         assert [each.token for each in output.logprobs[0]] == [each.token for each in alone.logprobs[0]]
         assert output.stats.nfe == alone.stats.nfe
         assert output.stats.acceptance_length == alone.stats.acceptance_length
+
+
+def follow_scripts(pipe: MMSpecPipeline, pace: Sequence[int] = PACE) -> Scripts:
+    """Let the drafts of a pipeline have sizes by a list, for every number of rows."""
+    scripts, accelerator = Scripts(pace), pipe.accelerator
+    for rows in range(1, 9):
+        scripts.setdefault(rows, PacedDrafter(accelerator.drafter, {}).new_policy(rows))
+    accelerator.costs.update(scripts)
+    return scripts
+
+
+@pytest.mark.parametrize("name", ["copy", "eagle", "draft_model"])
+def test_text_of_requests_whose_drafts_change_in_size_and_rest(text: Any, name: str) -> None:
+    requests = [{"prompt": prompt, **settings} for prompt, settings in text_requests() * 2]
+    text.set_accelerator("none")
+    alone = [text(**request) for request in requests]
+    text.set_accelerator(name, length="cost")
+    follow_scripts(text)
+    with text.running_batch(rows=6) as batch:
+        outputs = enter_and_leave(batch, requests, seed=1)
+        drafted, rounds = sum(batch.stats.drafted), sum(batch.stats.rounds)
+    assert len(outputs) >= 6
+    assert all(output.tokens == alone[number].tokens for number, output in outputs.items())
+    assert 0 < drafted < 3 * rounds, "there were drafts, and plain rounds"
+
+
+def test_a_head_reads_the_prompts_of_rows_that_joined_at_their_first_draft(
+    text: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [{"prompt": prompt, **settings} for prompt, settings in text_requests()]
+    text.set_accelerator("none")
+    alone = [text(**request).tokens for request in requests]
+    text.set_accelerator("eagle", length="cost")
+    real, read = FeatureSession._read_prompts, list[int]()
+
+    def counted(session: Any, prompts: Any) -> None:
+        read.append(len(prompts.requests))
+        real(session, prompts)
+
+    monkeypatch.setattr(FeatureSession, "_read_prompts", counted)
+    for pace, expected in (((0,), []), ((0, 3, 0), [3])):
+        follow_scripts(text, pace)
+        with text.running_batch(rows=4) as batch:
+            for request in requests[:3]:
+                batch.enter(**request)
+            batch.step()
+            batch.enter(**requests[3])
+            batch.cancel(0)
+            outputs = run_more(batch)
+        assert [outputs[handle].tokens for handle in (1, 2, 3)] == alone[1:]
+        assert read == expected
+
+
+def test_drafts_are_whole_while_the_output_of_a_row_depends_on_their_size(
+    text: Any, chosen_by_cost: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Speculative sampling uses other random numbers for other draft sizes, and greedy rows do not."""
+    monkeypatch.setattr(Accelerator, "is_paced", chosen_by_cost)
+    requests = [
+        {"prompt": PROMPTS[0], "max_new_tokens": 24},
+        {"prompt": PROMPTS[1], "max_new_tokens": 8, "temperature": 1.3, "seed": 1},
+        {"prompt": PROMPTS[2], "max_new_tokens": 20},
+    ]
+    options = {"sampling": "sampled", "num_draft_tokens": 4}
+    text.set_accelerator("draft_model", length="fixed", **options)
+    alone = [text(**request).tokens for request in requests]
+    text.set_accelerator("draft_model", **options)
+    scripts = follow_scripts(text)
+    with text.running_batch(rows=3) as batch:
+        for request in requests:
+            batch.enter(**request)
+        sizes: list[tuple[int, float]] = []
+        outputs: dict[int, Any] = {}
+        while batch.handles:
+            running, before = batch.handles, sum(batch.stats.drafted)
+            outputs |= {each.handle: each.output for each in batch.step() if each.output is not None}
+            sizes.append((len(running), (sum(batch.stats.drafted) - before) / len(running)))
+    assert [outputs[handle].tokens for handle in range(3)] == alone
+    assert {drafted for running, drafted in sizes if running == 3} == {4.0}
+    assert len({drafted for running, drafted in sizes if running < 3}) > 1
+    chosen = {rows: len(script.rounds) for rows, script in scripts.items() if isinstance(script, Script)}
+    assert chosen[2] and not chosen[3]
 
 
 @pytest.mark.parametrize(

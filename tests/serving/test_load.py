@@ -16,9 +16,14 @@ import psutil
 import pytest
 import torch
 
-from mmspec.serving.engine import Ticket, WaitingRows
+from mmspec.errors import NoRoomError
+from mmspec.pipelines import ImagePipeline
+from mmspec.serving.engine import Engine, Ticket, WaitingRows
 from mmspec.serving.errors import RequestError
+from mmspec.serving.metrics import Metrics
+from mmspec.serving.rows import TextRows
 from tests.serving.conftest import load, running, until
+from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
 
 PROMPT = "Describe the picture."
 
@@ -169,6 +174,40 @@ def test_a_request_waits_while_the_queue_moves():
 
     assert asyncio.run(wait(0)) >= 0.5
     assert asyncio.run(wait(10)) >= 1.5
+
+
+def test_requests_enter_in_the_order_in_which_they_came(monkeypatch):
+    """Rows with and without guidance are not decoded together: the second waits, and the third behind it."""
+    pipe = ImagePipeline(tiny_llamagen("class"), vq=tiny_vq())
+    pipe.set_progress_bar_config(disable=True)
+    scales, entered, refused = [1.0, 3.0, 1.0, 1.0, 3.0, 1.0], [], set()
+    enter = TextRows.enter
+
+    def watched(batch, prompt, **settings):
+        try:
+            handle, event = enter(batch, prompt, **settings)
+        except NoRoomError:
+            refused.add(settings["seed"])
+            raise
+        entered.append(settings["seed"])
+        return handle, event
+
+    async def ask_all():
+        tickets = []
+        for seed, scale in enumerate(scales):
+            settings = {"class_labels": 1, "seed": seed, "guidance_scale": scale}
+            tickets.append(engine.submit(None, [settings]))
+        for ticket in tickets:
+            await ticket.entered(60)
+            assert [event.finish_reason async for _, event in ticket.updates(60)][-1] is not None
+
+    monkeypatch.setattr(TextRows, "enter", watched)
+    engine = Engine("drawing", pipe, 4, 8, Metrics().of_model("drawing"))
+    engine.start()
+    asyncio.run(ask_all())
+    engine.close()
+    assert entered == list(range(len(scales)))
+    assert refused == {1, 2, 4, 5}
 
 
 def test_health_tells_of_a_worker_that_has_died(server):

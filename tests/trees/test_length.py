@@ -18,6 +18,7 @@ from mmspec.core.draft import DraftKind
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.heads.feature_session import FeatureSession, GrownTreeDrafter
+from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.dflash.drafter import BlockSession
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.targets.causal import CausalTarget
@@ -200,6 +201,34 @@ def test_what_never_pays_costs_little_and_what_pays_keeps_its_gain():
     gained = fmean(speed(0.8, 400, seed) for seed in range(8))
     always = Rounds(steps, 0.3, (0.8,)).run(Always((16, 8, 4, 2, 1), 2), 400)[1]
     assert gained > 0.95 * always
+
+
+@pytest.mark.parametrize("drafting", [0.0, 0.2], ids=["free", "by a model"])
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.8])
+def test_drafts_rest_where_rows_are_many_and_come_back(drafting: float, share: float) -> None:
+    """A device that computes six nodes in the time of one: throughput by rows, each for 64 x 64 tokens."""
+
+    def speed(rows: int) -> tuple[int, float]:
+        """Drafted rounds, and tokens in the time of a plain round of so many rows."""
+
+        def seconds(nodes: int) -> float:
+            return max(1.0, rows * (1 + nodes) / 6) / max(1.0, rows / 6)
+
+        kept, gained = Rounds(seconds, drafting, (share,)).run(paced.policy_for(rows), 4096 // rows)
+        return sum(map(bool, kept)), gained
+
+    head = GrownTreeDrafter(head_for(few_words()), num_draft_tokens=16, depth=4, top_k=4)
+    paced = PacedDrafter(head if drafting else CopyDrafter(), {})
+    wide, slow = speed(64)  # nothing is known before
+    assert wide <= 1 and slow > 0.97
+    narrow, fast = speed(1)
+    assert narrow > 2000 and fast > 1.1 or share * (1 + drafting) < 0.4
+    for rows in (2, 4, 8, 16, 32, 64):
+        drafted, gained = speed(rows)
+        assert gained > 0.97
+        assert rows < 8 or drafted <= 4096 // rows // 16
+    assert speed(1)[1] > 0.99 * fast
+    assert list(paced.policies) == [64, 1, 2, 4, 8, 16, 32]
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(2.25, 37), (2.5, 43), (50.0, LONGEST_PAUSE)])

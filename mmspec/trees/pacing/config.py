@@ -19,7 +19,7 @@ class PacingConfig:
         revisit_rounds: drafted rounds after which a choice other than the best gets one round.
         remeasure_rounds: rounds after which a plain round is measured again, because contexts grow and the
             load of the machine changes.
-        node_cost: estimated cost of one more candidate if no round of that size was measured.
+        node_cost: estimated cost of one more candidate of a single row if no round of that size was measured.
         least_speedup: speed-up over plain decoding from which drafting pays off.
         stall: multiple of its expected cost at which the cost of a round is capped; other work took the rest.
         first_pause: rounds of the first pause; each further one is twice as long until drafting pays off.

@@ -17,15 +17,32 @@ class RoundCosts:
     Args:
         sizes: nodes or levels of each choice: 0 for the plain round, then the others, the largest first.
         config: constants of pacing.
+        rows: number of rows of the rounds.
 
     Attributes:
         seconds: the latest measured times of each choice.
+        node_share: estimated cost of one more node, in plain rounds of a single row.
     """
 
-    def __init__(self, sizes: Sequence[int], config: PacingConfig) -> None:
-        self.sizes, self.config = sizes, config
+    def __init__(self, sizes: Sequence[int], config: PacingConfig, rows: int = 1) -> None:
+        self.sizes, self.config, self.rows = sizes, config, rows
+        self.node_share = config.node_cost
         self.seconds: list[deque[float]] = [deque(maxlen=config.measured_rounds) for _ in sizes]
         self._met = {PLAIN}
+
+    @property
+    def node_cost(self) -> float:
+        """Estimated cost of one more candidate for each row, if times are linear in the nodes of all rows."""
+        return self.rows * self.node_share / (1 + (self.rows - 1) * self.node_share)
+
+    def continue_from(self, other: RoundCosts) -> None:
+        """Estimate `node_share` from the costs that were measured at another number of rows."""
+        self.node_share = other.node_share
+        smallest, rows = len(other.sizes) - 1, other.rows
+        if other.is_measured(smallest) and other.is_measured(PLAIN):
+            cost = min(1.0, max(0.0, (other(smallest) - 1) / other.sizes[smallest]))
+            # few nodes can be free where more of them are not
+            self.node_share = max(self.config.node_cost, cost / (rows - cost * (rows - 1)))
 
     def record(self, choice: int, seconds: float) -> bool:
         """Record the time of a round, and return whether it counts.
@@ -66,4 +83,4 @@ class RoundCosts:
         if choice == PLAIN:
             return 1.0
         smaller = self.smaller(choice)
-        return self(smaller) + self.config.node_cost * (self.sizes[choice] - self.sizes[smaller])
+        return self(smaller) + self.node_cost * (self.sizes[choice] - self.sizes[smaller])

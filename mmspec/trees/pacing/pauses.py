@@ -26,6 +26,14 @@ class Pauses:
         self._left, self._next = 0, config.first_pause  # rounds of this pause, and of the next
         self._tried, self._lost = 0, 0.0  # rounds since the last pause, and the plain rounds that they lost
 
+    def continue_from(self, other: Pauses) -> None:
+        """Pause as long as another, whose trials would have lost less."""
+        self._left, self._next = other._left, other._next
+
+    def begin_longest(self) -> None:
+        """Start the longest pause, before a first trial that is expected to lose."""
+        self._left = self.config.longest_pause
+
     def goes_on(self) -> bool:
         """Count a round of the current pause; False if the pause is over."""
         self._left -= self._left > 0

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Self
 
 from mmspec.trees.pacing.candidates import Calibration
 from mmspec.trees.pacing.config import DEFAULT_PACING, PacingConfig
@@ -28,19 +29,39 @@ class PruningPolicy:
             choices 1, 2, ... are these.
         probes: number of probe nodes in a draft of each size; none by default.
         config: constants of pacing.
+        rows: number of rows of the rounds.
     """
 
     def __init__(
-        self, nodes: Sequence[int], probes: Sequence[int] = (), config: PacingConfig = DEFAULT_PACING
+        self,
+        nodes: Sequence[int],
+        probes: Sequence[int] = (),
+        config: PacingConfig = DEFAULT_PACING,
+        rows: int = 1,
     ) -> None:
-        self.nodes, self.config = (0, *nodes), config
+        self.nodes, self.config, self.rows = (0, *nodes), config, rows
         sizes = [size + read for size, read in zip(nodes, probes or [0] * len(nodes), strict=True)]
-        self.cost, self._pauses, self._probes = RoundCosts((0, *sizes), config), Pauses(config), any(probes)
+        self.cost, self._pauses = RoundCosts((0, *sizes), config, rows), Pauses(config)
+        self._probes = any(probes)
         self.calibrate = Calibration(config)
         self._tokens = self._time = 1 / (1 - config.decay)  # decayed sums of tokens and costs
         self._since_plain = 0  # rounds
         self._level_cost = 0.0  # of drafting one level, without the target's forward pass
         self._kept = deque([config.least_nodes], maxlen=config.measured_rounds)  # candidates of recent drafts
+
+    def continue_from(self, other: Self) -> None:
+        """Take over the calibration of another number of rows, and its pause if drafts cost more here."""
+        self.calibrate = other.calibrate  # both go on counting
+        self._level_cost = other._level_cost
+        self.cost.continue_from(other.cost)
+        if self.rows > other.rows:
+            self._pauses.continue_from(other._pauses)
+
+    def rest_unless_promising(self) -> None:
+        """Postpone the first trial if one candidate costs more than it is expected to give."""
+        cost = 1 + self.cost.node_cost + self._level_cost
+        if 1 + self.config.next_rate < self.config.least_speedup * cost:
+            self._pauses.begin_longest()
 
     @property
     def worth(self) -> float:
@@ -120,11 +141,11 @@ class PruningPolicy:
             self._kept.append(max(self.config.least_nodes, self.nodes[choice]))
         if not tokens:
             return
-        given, is_plain = fmean(tokens), choice == PLAIN and not levels
-        usual = self.cost(choice) + levels * self._level_cost
-        # A plain round costs 1 by definition; otherwise drafts would seem to pay off on a machine that gets
-        # faster.
-        time = 1.0 if is_plain else min(self.cost.plain(seconds), self.config.stall * usual)
-        if self.cost.is_measured(PLAIN) and not is_plain:
+        given, usual = fmean(tokens), self.cost(choice) + levels * self._level_cost
+        # Without candidates, the target's part costs 1 by definition; otherwise drafts would seem to pay off
+        # on a machine that gets faster.
+        measured = self.cost.plain(seconds) if choice or levels else 1 + self.cost.plain(drafting)
+        time = min(measured, self.config.stall * usual)
+        if self.cost.is_measured(PLAIN) and (choice or drafting):
             self._pauses.record(time - given)
         self._tokens, self._time = decay * self._tokens + given, decay * self._time + time

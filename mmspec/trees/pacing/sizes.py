@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Self
 
 from mmspec.trees.pacing.config import DEFAULT_PACING, PacingConfig
 from mmspec.trees.pacing.costs import PLAIN, RoundCosts
@@ -26,15 +27,28 @@ class SizePolicy:
         depths: deepest level of each size, the most expensive size first. Choice 0 is the plain round, and
             choices 1, 2, ... are these.
         config: constants of pacing.
+        rows: number of rows of the rounds.
     """
 
-    def __init__(self, depths: Sequence[int], config: PacingConfig = DEFAULT_PACING) -> None:
-        self.depths, self.config = (0, *depths), config
-        self.cost = RoundCosts(self.depths, config)
+    def __init__(self, depths: Sequence[int], config: PacingConfig = DEFAULT_PACING, rows: int = 1) -> None:
+        self.depths, self.config, self.rows = (0, *depths), config, rows
+        self.cost = RoundCosts(self.depths, config, rows)
         self._pauses = Pauses(config, config.longest_trial)
         self._reached, self._accepted = ([0.0] * max(self.depths) for _ in range(2))  # decayed, by depth
         self._surplus = [1.0] * len(self.depths)  # measured tokens over those that depth alone predicts
         self._drafted = 0  # rounds
+
+    def continue_from(self, other: Self) -> None:
+        """Take over the rates of another number of rows, and its pause if drafts cost more here."""
+        self._reached, self._accepted = other._reached, other._accepted  # both go on counting
+        self.cost.continue_from(other.cost)
+        if self.rows > other.rows:
+            self._pauses.continue_from(other._pauses)
+
+    def rest_unless_promising(self) -> None:
+        """Postpone the first trial if even the estimated costs, without the drafter's, are too high."""
+        if max(map(self.speedup, range(1, len(self.depths)))) < self.config.least_speedup:
+            self._pauses.begin_longest()
 
     def choose(self) -> int:
         """Choose the next draft's size: 0 for none, or an index into `depths`."""
