@@ -94,7 +94,7 @@ def main(
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 64,
     passes: Annotated[int, typer.Option(help="Repetitions; the first meets costs that are not known.")] = 1,
 ) -> None:
-    """Print throughput as multiples of plain decoding, tokens a forward pass, and equal answers."""
+    """Print throughput as multiples of plain decoding, tokens per forward pass, and equal answers."""
     options = {"length": length} if drafter is None else {"length": length, "drafter": drafter}
     pipes: dict[str, Any] = {
         "none": MMSpecPipeline.from_pretrained(model, accelerator="none"),

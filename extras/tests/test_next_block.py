@@ -25,7 +25,11 @@ def targets(tmp_path: Path) -> dict[str, Any]:
 
 
 def test_an_image_does_not_depend_on_its_batch(targets: dict[str, Any]) -> None:
-    test_parallel_images.test_an_image_does_not_depend_on_its_batch(targets, "nbp", "none", {})
+    images = test_parallel_images.images
+    together, _ = images(targets["nbp"])
+    assert images(targets["nbp"], "none", (2, 0))[0] == [together[2], together[0]]
+    for row in range(3):
+        assert images(targets["nbp"], "none", (row,))[0] == [together[row]]
 
 
 def test_a_cell_sees_all_that_was_decided_before_and_nothing_else(

@@ -96,7 +96,7 @@ BUGS = {
     # of SJD's and SCD's code (2410.01699, 2510.24211)
     "q of an older step": bug(
         few_of_a_model,
-        f"{DRAFTING}.propose",
+        f"{DRAFTING}._draft",
         ("(distributions) if", "([distributions[0], *distributions[:-1]]) if"),
     ),
     "all rows advance by the least of the batch": bug(

@@ -74,6 +74,7 @@ class TableTarget:
         self.vocabulary = logits.shape[-1]
 
     computing = Target.computing
+    remember = Target.remember
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

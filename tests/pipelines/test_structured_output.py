@@ -22,7 +22,6 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MissingDependencyError
-from mmspec.methods.eagle.drafter import EagleDrafter
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.pipelines.response_format import grammar_processor, grammar_source
 from mmspec.plugins import RULES
@@ -82,7 +81,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="module")
 def drafters(model: Any) -> dict[str, tuple[str, Any, dict[str, Any]]]:
-    head = EagleDrafter(head_for(CausalTarget(model)), num_draft_tokens=6, depth=3, top_k=2).model
+    head = head_for(CausalTarget(model))
     small = tiny_llama(vocab=VOCABULARY, layers=1).double()
     return {
         "copy": ("copy", None, {"length": "fixed"}),

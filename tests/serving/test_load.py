@@ -196,7 +196,7 @@ def test_requests_enter_in_the_order_in_which_they_came(monkeypatch):
         tickets = []
         for seed, scale in enumerate(scales):
             settings = {"class_labels": 1, "seed": seed, "guidance_scale": scale}
-            tickets.append(engine.submit(None, [settings]))
+            tickets.append(engine.submit([None], [settings]))
         for ticket in tickets:
             await ticket.entered(60)
             assert [event.finish_reason async for _, event in ticket.updates(60)][-1] is not None

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from mmspec.serving.parsing.json_object import ObjectReader
 from mmspec.serving.parsing.tool_formats import TOOL_NAME, ToolFormat
@@ -248,8 +249,7 @@ class ToolParser:
 
     def _read_call(self, pieces: list[Piece]) -> None:
         """Read the current call as far as the text goes."""
-        call, held = self._call, self._held
-        assert call is not None
+        call, held = cast(CallReader, self._call), self._held
         for place, character in enumerate(held):
             try:
                 pieces += call.add(character)
@@ -264,8 +264,7 @@ class ToolParser:
         self._held = ""
 
     def _end_call(self, pieces: list[Piece], is_valid: bool) -> None:
-        call = self._call
-        assert call is not None
+        call = cast(CallReader, self._call)
         pieces.append(CallEnd(is_valid, self._mark + call.text, call.text[call.sent :]))
         self._call, self._mark = None, ""
         self._follows, self._has_called = is_valid, True
@@ -273,8 +272,7 @@ class ToolParser:
 
     def _abandon(self, pieces: list[Piece]) -> None:
         """End a call that is not well-formed; before its beginning is known, read its text as content."""
-        call = self._call
-        assert call is not None
+        call = cast(CallReader, self._call)
         if call.has_started:
             self._end_call(pieces, False)
             return
