@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
@@ -130,6 +131,8 @@ class SimulatedGPU(TorchDispatchMode):
                 for name in names
             ),
         ]
+        # torch keeps the functions that take a default device from here on, which must not be replacements
+        _device_constructors()
         swap(replaced)
         # also in modules that are imported meanwhile
         self._stack.callback(swap, [(new, old) for old, new in replaced])

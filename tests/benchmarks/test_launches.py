@@ -5,6 +5,8 @@ from __future__ import annotations
 from itertools import islice
 
 import pytest
+import torch
+from torch.utils._device import _device_constructors
 
 from benchmarks.launches import MOVES, SCENARIOS, count_moves, count_rounds
 from benchmarks.simulated_gpu import SimulatedGPU
@@ -26,3 +28,12 @@ def test_a_row_that_enters_or_leaves_copies_one_row(name: str) -> None:
         moves = count_moves(MOVES[name], gpu)
     # a head has keys of its own, and every row some numbers besides
     assert all(1 <= counts["rows_copied"] < 2 for counts in moves.values())
+
+
+def test_default_devices_act_after_a_simulation() -> None:
+    """Otherwise transformers takes its empty models for real ones, and does not fill buffers of their own."""
+    _device_constructors.cache_clear()
+    with SimulatedGPU(), torch.device("meta"):
+        torch.empty(0)
+    with torch.device("meta"):
+        assert torch.tensor([]).is_meta
