@@ -29,6 +29,7 @@ from tests.tiny_models import (
     tiny_llama,
     user_message,
 )
+from tests.versions import TAKES_ENCODED_IMAGES
 
 IMAGE, ANOTHER, *_ = tiny_images()
 PLENTY = 2**28
@@ -250,6 +251,12 @@ def encoder_runs(target: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return runs
 
 
+needs_encoded_images = pytest.mark.skipif(
+    not TAKES_ENCODED_IMAGES, reason="models of this transformers do not take encoded images"
+)
+
+
+@needs_encoded_images
 @pytest.mark.parametrize("name", [*SPLIT, "llava_onevision", "smolvlm"])
 @pytest.mark.every(3)
 def test_a_known_image_behind_another_text_is_not_encoded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +277,7 @@ def test_a_known_image_behind_another_text_is_not_encoded(name: str, monkeypatch
     assert 0 < images.nbytes() <= images.max_bytes
 
 
+@needs_encoded_images
 def test_encoded_images_belong_to_the_weights_and_are_bounded() -> None:
     target, fresh = image_target("llava"), image_target("llava", None)
     images = cache_of(target).images
