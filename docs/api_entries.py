@@ -126,7 +126,7 @@ def members(owner: Any) -> Iterator[tuple[str, str]]:
     """Yield rows of the public methods and properties of a class."""
     for name, member in vars(owner).items() if isinstance(owner, type) else ():
         member = getattr(member, "__func__", member)
-        if name.startswith("_") or not inspect.getdoc(member):
+        if name.startswith("_") and name != "__call__" or not inspect.getdoc(member):
             continue
         if isinstance(member, property):
             yield f"`{name}`", first_paragraph(member)

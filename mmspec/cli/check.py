@@ -51,7 +51,7 @@ def check(
     asked: CheckQuestion,
     how: ModelOptions,
 ) -> None:
-    """Compare the tokens of an accelerator with those of plain decoding; exit with 1 if they differ.
+    """Check that an accelerator keeps the output, tokens or their distribution; exit with 1 if it does not.
 
     Greedy tokens are compared with `model.generate` of transformers, sampled tokens
     with plain decoding under the same noise. The report shows the first difference
