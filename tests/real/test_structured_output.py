@@ -12,7 +12,7 @@ from benchmarks.structured_output import answer, is_valid, read_schemas
 from mmspec.errors import MissingDependencyError
 from mmspec.pipelines import MMSpecPipeline
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

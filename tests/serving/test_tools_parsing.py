@@ -148,11 +148,13 @@ def test_no_text_is_lost(form, bits, data):
     text = "".join(bits)
     pieces = parsed(form, cut(text, data.draw(st.lists(st.integers(0, 200)))))
     assert pieces == parsed(form, [text])
-    known = [piece.text for piece in pieces if isinstance(piece, Content)]
-    known += [piece.source for piece in pieces if isinstance(piece, CallEnd)]
+    known = [
+        piece.text if isinstance(piece, Content) else piece.source
+        for piece in pieces
+        if isinstance(piece, Content | CallEnd)
+    ]
     left = text
-    for piece in pieces:
-        part = getattr(piece, "text", "") if isinstance(piece, Content) else getattr(piece, "source", "")
+    for part in known:
         before, found, left = left.partition(part)
         assert found == part
         assert not "".join(before.split()).strip("".join(TOOL_FORMATS[form].closers) + ",;")
