@@ -5,6 +5,7 @@ import importlib.util
 import os
 from collections import defaultdict
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 # Set before any test imports the libraries that read them.
@@ -82,3 +83,19 @@ def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(importlib.util, "find_spec", find_spec)
 
     return hidden
+
+
+@pytest.fixture(scope="session")
+def smollm2_file() -> Path:
+    """File of the real language model, SmolLM2-135M; tests without it are skipped."""
+    pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
+    import torch
+
+    from benchmarks.real_language import gguf_file
+    from mmspec.errors import MissingDependencyError
+
+    torch.set_num_threads(1)
+    try:
+        return gguf_file()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))

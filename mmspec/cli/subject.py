@@ -139,7 +139,7 @@ class Subject:
         return text
 
     def conditions(self, source: str, batch_size: int, seed: int) -> Json:
-        """What the figures of a run depend on, for records."""
+        """Return the settings that the figures of a run depend on, for records."""
         from mmspec.evaluation.machine import environment
 
         about = {"model": source, "batch_size": batch_size, "seed": seed}

@@ -131,7 +131,7 @@ class Levels(NamedTuple):
 
 
 def measure_levels(path: Path, tensors: Mapping[str, Tensor]) -> Levels:
-    """Measure the levels of latent diffusion's encoder."""
+    """Read the levels of an encoder in latent diffusion's layout from the shapes of its tensors."""
     widths = measure_widths(path, tensors, r"encoder\.down", r"encoder\.down\.{}\.block")
     attends = [
         any(name.startswith(f"encoder.down.{level}.attn.") for name in tensors)
@@ -154,7 +154,7 @@ def level_settings(levels: Levels) -> Keywords:
 
 
 def vq_settings(path: Path, tensors: Mapping[str, Tensor], levels: Levels | None = None) -> Keywords:
-    """Arguments of `VQModel`; None measures the levels by the names of latent diffusion."""
+    """Return the arguments of `VQModel`; levels of None are read by `measure_levels`."""
     return {
         **level_settings(levels or measure_levels(path, tensors)),
         "latent_channels": measure(path, tensors, r"(encoder\.conv_out|post_quant_conv)\.(weight|bias)"),

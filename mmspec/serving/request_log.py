@@ -27,7 +27,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")
 
 @dataclass
 class RequestRecord:
-    """What the log says about a request.
+    """Record of a request for the log.
 
     Args:
         id: id of the request, sent as X-Request-ID.

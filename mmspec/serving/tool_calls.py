@@ -42,7 +42,7 @@ JOINS_ARGUMENTS = re.compile(r"\+\s*[\w.\[\]'\"]*\barguments['\"]?\]?\s*\+")
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """What the chat template of a model takes, and the formats of its answers.
+    """Variables that the chat template of a model takes, and the formats of its answers.
 
     Attributes:
         template: the template; "" if there is none.

@@ -82,7 +82,7 @@ class PromptIdentity:
         return numbers.numpy().tobytes()
 
     def content(self, start: int, stop: int) -> bytes:
-        """What a block's keys depend on, besides the blocks before it."""
+        """Return the bytes that identify a block, given the blocks before it."""
         image = next((item.digest for item in self.items if item.start == start), bytes(KEY_BYTES))
         width = NUMBER_BYTES * (1 + len(self.positions))
         return image + self.data[start * width : stop * width]

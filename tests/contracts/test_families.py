@@ -131,7 +131,7 @@ def masked(kind: str, **more: Any) -> Checkpoint:
 
 
 def kin(family: str, state: State, oracle: Any, wrong: dict[str, Any], **more: Any) -> Checkpoint:
-    """Of a relative of LlamaGen with classes."""
+    """Return the checkpoint of a relative of LlamaGen with classes."""
     how = {"settings": UNTRUNCATED, "loading": PRECISE, "asked": (0, 3), **more}
     return Checkpoint(family, official(state), oracle=oracle, wrong=wrong, **how)
 

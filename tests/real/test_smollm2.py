@@ -5,15 +5,14 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import mmspec
-from benchmarks.real_language import gguf_file
 from mmspec.assets import reference_models
-from mmspec.errors import MissingDependencyError
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.plugins import HEADS
 from mmspec.training.recipes import RECIPES
@@ -43,14 +42,8 @@ SHAPES = {"dflash": {"num_draft_tokens": 6}, "dspark": {"num_draft_tokens": 6}} 
 
 
 @pytest.fixture(scope="module")
-def pipe() -> Any:
-    pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
-    try:
-        file = gguf_file()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-    torch.set_num_threads(1)
-    return MMSpecPipeline.from_pretrained(file, accelerator="none")
+def pipe(smollm2_file: Path) -> Any:
+    return MMSpecPipeline.from_pretrained(smollm2_file, accelerator="none")
 
 
 @pytest.fixture(scope="module")

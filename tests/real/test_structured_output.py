@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from benchmarks.real_language import gguf_file
 from benchmarks.structured_output import answer, is_valid, read_schemas
-from mmspec.errors import MissingDependencyError
 from mmspec.pipelines import MMSpecPipeline
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
-def pipe() -> Any:
-    for package in ("gguf", "llguidance", "jsonschema"):
+def pipe(smollm2_file: Path) -> Any:
+    for package in ("llguidance", "jsonschema"):
         pytest.importorskip(package)
-    try:
-        file = gguf_file()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-    torch.set_num_threads(1)
-    return MMSpecPipeline.from_pretrained(file, accelerator="none")
+    return MMSpecPipeline.from_pretrained(smollm2_file, accelerator="none")
 
 
 def test_every_answer_is_valid_and_equal_and_drafts_save_more_than_in_free_text(pipe: Any) -> None:

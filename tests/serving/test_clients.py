@@ -47,7 +47,7 @@ def expected(scene) -> str:
 
 
 class Shape(BaseModel):
-    """What an image shows."""
+    """Description of an image, as a schema."""
 
     shape: Literal["ring", "cube", "star"]
     colours: list[Literal["red", "blue"]] = Field(min_length=2, max_length=3)

@@ -1,4 +1,4 @@
-"""What a server keeps between requests: prompts, replies, encoded images; and metrics in vLLM's names."""
+"""Prompts, replies and encoded images that a server keeps between requests; metrics in vLLM's names."""
 
 import base64
 import gc

@@ -252,7 +252,7 @@ def test_the_template_switches_reasoning(hermes):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_a_call_can_be_forced(form, choice):
-    """Of a random model, which would not call anything."""
+    """The calls are forced: a random model would not call anything."""
     pytest.importorskip("llguidance")
     pipe = scripted(form, reasoning=False)
     with running(pipelines={"tiny": pipe}) as server:

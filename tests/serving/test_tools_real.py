@@ -3,10 +3,7 @@
 import json
 
 import pytest
-import torch
 
-from benchmarks.real_language import gguf_file
-from mmspec.errors import MissingDependencyError
 from mmspec.pipelines import MMSpecPipeline
 from tests.serving.conftest import running
 
@@ -31,15 +28,9 @@ ASKED = [{"role": "user", "content": "What will the weather be in Paris for 3 da
 
 
 @pytest.fixture(scope="module")
-def pipe():
-    for package in ("gguf", "llguidance"):
-        pytest.importorskip(package)
-    try:
-        file = gguf_file()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-    torch.set_num_threads(1)
-    return MMSpecPipeline.from_pretrained(file, accelerator="copy")
+def pipe(smollm2_file):
+    pytest.importorskip("llguidance")
+    return MMSpecPipeline.from_pretrained(smollm2_file, accelerator="copy")
 
 
 def test_a_model_without_tools_in_its_template_refuses_them(pipe):

@@ -487,7 +487,7 @@ def row_warps(block: int) -> int:
 
 @functools.lru_cache(CACHED_SETTINGS)
 def _numbers(warping: Warping, device: torch.device) -> Tensor:
-    """[5, 1 or B] the settings, as of `Warping.numbers`."""
+    """Return the settings of all rows, [5, 1], or of each row, [5, B]; see `Warping.numbers`."""
     wide = warping.numbers(max(map(len, warping[:5])))
     with torch.inference_mode(False):
         return torch.tensor(wide, dtype=torch.float32, device=device)

@@ -14,7 +14,7 @@ TOOL_NAME = r"[a-zA-Z0-9_.:/-]{1,128}"
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a model writes tool calls: a mark, a head, a JSON object and a tail.
+    """Format in which a model writes tool calls: a mark, a head, a JSON object and a tail.
 
     Either the head holds the tool's name and the object holds the arguments, or the object holds both.
 
