@@ -219,15 +219,12 @@ class CausalTarget(ModelTarget[AnyState]):
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
                 cache.begin_prefill(row, lengths[row])
-                known_prompts.append(
-                    None
-                    if model_state is None or places[row] is not None
-                    else self._identify(prompt, inputs, offset, model_state)
-                )
+                identity = None
+                if model_state is not None and places[row] is None:
+                    identity = self._identify(prompt, inputs, offset, model_state)
+                known_prompts.append(identity)
                 with turned(self._changing), reading_only(self._decoder, places[row]):
-                    last, hidden, known = self._read_prompt(
-                        inputs, cache, row, taps, states, known_prompts[-1]
-                    )
+                    last, hidden, known = self._read_prompt(inputs, cache, row, taps, states, identity)
                 logits.append(last)
                 tapped.append(hidden)
                 cached_tokens += known
