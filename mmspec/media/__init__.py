@@ -1,5 +1,6 @@
-"""Image and video loading from files, bytes, arrays and URLs, within limits; does not import torch."""
+"""Image, video and audio loading from files, bytes, arrays and URLs, within limits; does not import torch."""
 
+from mmspec.media.audio import load_audio
 from mmspec.media.fetch import fetch
 from mmspec.media.images import image_grid, load_image, load_images
 from mmspec.media.limits import DEFAULT_LIMITS, MediaLimits
@@ -11,6 +12,7 @@ __all__ = [
     "Video",
     "fetch",
     "image_grid",
+    "load_audio",
     "load_image",
     "load_images",
     "load_video",

@@ -1,18 +1,28 @@
-"""Program that decodes a video with PyAV in its own process, so that a bad file can only kill that process.
+"""Program that decodes a video or audio with PyAV in its own process; a bad file can only kill that process.
 
 It imports nothing from mmspec, so that it starts fast, and applies only the limits of the process. Protocol,
 with numbers in the machine's byte order:
 
-    parent: the bytes of the file (their number is in argv)
+    parent: one line of JSON, {"size", "kind": "video"} or {"size", "kind": "audio", "rate", "most"}
+    parent: the bytes of the file, `size` of them
+
+A video:
+
     child:  one line of JSON, {"width", "height", "total"} or {"refused": rule}
     child:  float64 timestamps [total]
     parent: one line of JSON: indices of the wanted frames, in ascending order
     child:  uint8 frames [height, width, 3], one after the other
+
+Audio, of which the child decodes at most `most` samples and one more:
+
+    child:  one line of JSON, {"total"} or {"refused": rule}
+    child:  float32 samples [total], the mean of the channels at `rate` samples per second
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import sys
@@ -25,11 +35,11 @@ Matrix = tuple[float, float, float, float]
 """(a, b, c, d) of a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y), up to a shift."""
 IDENTITY: Matrix = (1, 0, 0, 1)
 ONE = 1 << 16  # the fixed-point 1 of a display matrix
-NO_STREAM = "must contain a video stream; it has none or is truncated"
+NO_STREAM = "must contain {} stream; it has none or is truncated"
 
 
 class Refused(Exception):
-    """The file is intact but has no frames; the message is the rule of the parent's error."""
+    """The file is intact but has no frames or samples; the message is the rule of the parent's error."""
 
 
 class PyAVReader:
@@ -47,7 +57,7 @@ class PyAVReader:
 
         self.container: Any = av.open(io.BytesIO(data), "r")
         if not self.container.streams.video:
-            raise Refused(NO_STREAM)
+            raise Refused(NO_STREAM.format("a video"))
         self.stream: Any = self.container.streams.video[0]
         packets = [
             (packet.pts, packet.is_keyframe, packet.is_discard)  # discarded by an edit list
@@ -101,6 +111,25 @@ def is_lying(matrix: Matrix) -> bool:
     return abs(b) + abs(c) > abs(a) + abs(d)
 
 
+def mono_samples(data: bytes, rate: int, most: int) -> np.ndarray:
+    """Decode the first audio stream: float32 [n], n at most `most` + 1."""
+    import av
+
+    with av.open(io.BytesIO(data), "r") as container:
+        if not container.streams.audio:
+            raise Refused(NO_STREAM.format("an audio"))
+        resampler = av.AudioResampler(format="fltp", rate=rate)  # keeps the channels
+        pieces: list[np.ndarray] = []
+        count = 0
+        decoded = itertools.chain(container.decode(container.streams.audio[0]), (None,))  # None flushes
+        for frame in itertools.chain.from_iterable(map(resampler.resample, decoded)):
+            pieces.append(frame.to_ndarray().mean(axis=0))
+            count += len(pieces[-1])
+            if count > most:
+                break
+    return np.concatenate(pieces)[: most + 1] if pieces else np.zeros(0, np.float32)
+
+
 def limit_process(seconds: int, memory_bytes: int) -> None:
     """Limit time and memory of this process; not on Windows, and not the memory on macOS."""
     try:
@@ -119,8 +148,8 @@ def limit_process(seconds: int, memory_bytes: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Decode a video for the parent, by the protocol above."""
-    size, seconds, memory_bytes = map(int, arguments)
+    """Decode a file for the parent, by the protocol above."""
+    seconds, memory_bytes = map(int, arguments)
     limit_process(seconds, memory_bytes)
     # C libraries print to stdout and stderr; only this copy of stdout reaches the parent.
     out: Any = os.fdopen(os.dup(1), "wb")
@@ -128,19 +157,38 @@ def main(arguments: list[str]) -> None:
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
 
-    data = sys.stdin.buffer.read(size)
+    request = json.loads(sys.stdin.buffer.readline())
+    data = sys.stdin.buffer.read(request["size"])
     try:
-        reader = PyAVReader(data)
+        if request["kind"] == "audio":
+            send_audio(data, request["rate"], request["most"], out)
+        else:
+            send_video(data, out)
     except Refused as refusal:
-        out.write(json.dumps({"refused": str(refusal)}).encode() + b"\n")
-        out.close()
-        return
-    header = {"width": reader.width, "height": reader.height, "total": len(reader.timestamps)}
-    out.write(json.dumps(header).encode() + b"\n" + reader.timestamps.astype(np.float64).tobytes())
+        send_line({"refused": str(refusal)}, out)
+    out.close()
+
+
+def send_line(value: object, out: Any) -> None:
+    """Send a value as one line of JSON."""
+    out.write(json.dumps(value).encode() + b"\n")
+
+
+def send_audio(data: bytes, rate: int, most: int, out: Any) -> None:
+    """Send the samples of an audio file."""
+    samples = mono_samples(data, rate, most)
+    send_line({"total": len(samples)}, out)
+    out.write(samples.astype(np.float32).data)
+
+
+def send_video(data: bytes, out: Any) -> None:
+    """Send size and timestamps of a video, and then the frames that the parent wants."""
+    reader = PyAVReader(data)
+    send_line({"width": reader.width, "height": reader.height, "total": len(reader.timestamps)}, out)
+    out.write(reader.timestamps.astype(np.float64).data)
     out.flush()
     for frame in reader.frames(json.loads(sys.stdin.buffer.readline() or "[]")):
         out.write(np.ascontiguousarray(frame).data)
-    out.close()
 
 
 if __name__ == "__main__":

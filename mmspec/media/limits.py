@@ -1,4 +1,4 @@
-"""Limits on images, videos and downloads, and their error messages."""
+"""Limits on images, videos, audio and downloads, and their error messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["DEFAULT_LIMITS", "Described", "MediaLimits", "check_size"]
 
 @dataclass(frozen=True)
 class MediaLimits:
-    """Limits on the size of images, videos and downloads.
+    """Limits on the size of images, videos, audio and downloads.
 
     Every function of `mmspec.media` checks them, and an error names the field to raise. With the defaults,
     one image takes at most about 0.4 GB of memory, and every known decompression bomb is refused from its
@@ -27,10 +27,12 @@ class MediaLimits:
         max_video_seconds: duration of one video in seconds.
         max_frames: number of frames sampled from one video.
         max_video_pixels: sampled frames x width x height (2**28: 805 MB as RGB).
+        max_audio_bytes: bytes of one audio file.
+        max_audio_seconds: duration of one audio file in seconds.
         max_fetch_bytes: bytes downloaded from one URL.
         connect_timeout_s: seconds for connecting to a server, and again for the TLS handshake.
         fetch_timeout_s: seconds for one URL, including name lookup (which cannot be interrupted) and body.
-        decode_timeout_s: seconds after which the process that decodes a video is killed.
+        decode_timeout_s: seconds after which the process that decodes a video or audio is killed.
         decode_memory_bytes: address space of that process in bytes; the decoding library alone takes about
             250 MB.
 
@@ -45,6 +47,8 @@ class MediaLimits:
     max_video_seconds: float = 600
     max_frames: int = 256
     max_video_pixels: int = 2**28
+    max_audio_bytes: int = 25_000_000
+    max_audio_seconds: float = 3600
     max_fetch_bytes: int = 20_000_000
     connect_timeout_s: float = 5
     fetch_timeout_s: float = 15

@@ -18,7 +18,7 @@ import numpy as np
 from mmspec.errors import MediaError
 from mmspec.media.limits import MediaLimits, check_size
 
-__all__ = ["is_array", "scale_16_bit", "to_pixels", "to_uint8"]
+__all__ = ["as_numpy", "is_array", "scale_16_bit", "to_pixels", "to_uint8"]
 
 _LAYOUTS = "must have the shape [H, W], [H, W, C] or [C, H, W], with 1, 3 or 4 channels"
 
@@ -48,7 +48,7 @@ def to_pixels(array: Any, *, argument: str, limits: MediaLimits) -> np.ndarray:
         raise MediaError(argument, array, _LAYOUTS)
     height, width = array.shape[:2] if channels_last else array.shape[-2:]
     check_size(width, height, "an array", argument=argument, limits=limits)
-    pixels = to_uint8(_as_numpy(array, argument), argument=argument)
+    pixels = to_uint8(as_numpy(array, argument), argument=argument)
     if not channels_last:
         pixels = np.moveaxis(pixels, 0, -1)
     return pixels[..., 0] if pixels.ndim == 3 and pixels.shape[-1] == 1 else pixels
@@ -66,7 +66,12 @@ def _channels_last(shape: tuple[int, ...], *, prefer_last: bool) -> bool | None:
     return None
 
 
-def _as_numpy(array: Any, argument: str) -> np.ndarray:
+def as_numpy(array: Any, argument: str) -> np.ndarray:
+    """Convert an array or a tensor on any device to NumPy; bfloat16 becomes float32.
+
+    Raises:
+        MediaError: the tensor is not dense or has no values.
+    """
     if isinstance(array, np.ndarray):
         return array
     try:

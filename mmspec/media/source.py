@@ -21,7 +21,11 @@ __all__ = ["file_format", "read_source"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least, since C:// is a drive
 _ACCEPTED = "must be a path, bytes, base64, a data: URL or an https:// URL"
-_PIXELS = {"image": "a PIL image, array or tensor", "video": "a list or array of frames"}
+_ARRAYS = {
+    "image": "a PIL image, array or tensor",
+    "video": "a list or array of frames",
+    "audio": 'samples with their rate, as {"array": ..., "sampling_rate": ...}',
+}
 
 # Name -> first bytes. Unsupported formats are listed for error messages.
 _SIGNATURES = {
@@ -40,14 +44,17 @@ _SIGNATURES = {
     "Matroska or WebM": (b"\x1aE\xdf\xa3",),
     "HLS playlist": (b"#EXTM3U",),
     "Ogg": (b"OggS",),
-    "MP3": (b"ID3",),
+    "MP3": (b"ID3", b"\xff\xfb", b"\xff\xfa", b"\xff\xf3", b"\xff\xf2"),
+    "AAC": (b"\xff\xf1", b"\xff\xf9"),
+    "FLAC": (b"fLaC",),
     "ZIP": (b"PK\x03\x04",),
     "gzip": (b"\x1f\x8b",),
 }
 _RIFF_FORMATS = {b"WEBP": "WEBP", b"AVI ": "AVI", b"WAVE": "WAV"}
 _STILL_BRANDS = {b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"}
 # Formats of bare base64, recognised by its first characters.
-_MEDIA = {"JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "HEIC or AVIF", "MP4", "Matroska or WebM", "AVI"}
+_IMAGES = {"JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "HEIC or AVIF"}
+_MEDIA = _IMAGES | {"MP4", "Matroska or WebM", "AVI", "WAV", "FLAC", "Ogg", "MP3"}
 _HEAD = 24  # characters of base64 (18 bytes) that identify a format
 SPARE = 1000  # characters of base64 for line breaks; the decoded size is checked exactly later
 _KEYS = ("bytes", "base64", "path", "url")  # keys of a dict, in order of precedence
@@ -74,15 +81,15 @@ def file_format(data: bytes) -> str:
 
 
 def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes: str, kind: str) -> bytes:
-    """Read an image or a video as bytes.
+    """Read an image, a video or audio as bytes.
 
     Args:
         source: a path (str or Path), bytes, a `BytesIO`, a `data:` URL, an http(s) URL, or base64 text; or a
             dict with one of these under "path", "bytes", "url" or "base64". A string is a path if the file
-            exists, and else base64 if it starts like an encoded image or video.
+            exists, and else base64 if it starts like an encoded image, video or audio file.
         argument, limits: as in `load_image`.
-        max_bytes: field of `limits` for the size: "max_bytes" or "max_video_bytes".
-        kind: "image" or "video"; a `data:` URL must declare a media type of this kind.
+        max_bytes: field of `limits` for the size: "max_bytes", "max_video_bytes" or "max_audio_bytes".
+        kind: "image", "video" or "audio"; a `data:` URL must declare a media type of this kind.
 
     Raises:
         MediaError: the source is of an unsupported kind, unreadable, empty, or too large.
@@ -109,7 +116,7 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
         data = bytes(source)
     else:
         found = "None" if source is None else f"an object of class {type(source).__name__}"
-        raise MediaError(argument, Described(found), f"{_ACCEPTED}, or {_PIXELS[kind]}")
+        raise MediaError(argument, Described(found), f"{_ACCEPTED}, or {_ARRAYS[kind]}")
     if not data:
         raise MediaError(argument, Described("0 bytes"), "must not be empty")
     if len(data) > most:
@@ -118,7 +125,7 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
 
 
 def _entry(source: Mapping[Any, Any], argument: str) -> tuple[object, bool]:
-    """Return the image or video of a dict, and whether it is base64; `bytes` precede `path`."""
+    """Return the image, video or audio of a dict, and whether it is base64; `bytes` precede `path`."""
     given = [key for key in _KEYS if source.get(key) is not None]
     if not given:
         return source, False  # refused later, like any unsupported object
@@ -141,7 +148,7 @@ def _buffer(file: io.BytesIO, argument: str) -> memoryview:
 
 
 def _is_bare_base64(text: str) -> bool:
-    """Whether a text starts like the base64 of an image or a video, and is not the path of a file."""
+    """Whether a text starts like the base64 of an image, a video or audio, and is not the path of a file."""
     head = "".join(text[: 2 * _HEAD].split())[:_HEAD]
     try:
         name = file_format(base64.b64decode(head, validate=True)) if len(head) == _HEAD else "text"

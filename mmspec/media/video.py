@@ -5,23 +5,17 @@ Frames are sampled uniformly by count or by time. `decode_child.py` decodes with
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import math
 import numbers
 import operator
-import os
-import subprocess
-import sys
-import threading
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from mmspec.errors import MediaError, MissingDependencyError
+from mmspec.errors import MediaError
+from mmspec.media.decoding import Child, decode, require_pyav
 from mmspec.media.images import load_image
 from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits, check_size
 from mmspec.media.pixels import is_array
@@ -236,9 +230,8 @@ def load_video(
     if name == "GIF":
         width, height = (int.from_bytes(data[at : at + 2], "little") for at in (6, 8))
         check_size(width, height, "a GIF", argument=argument, limits=limits)
-    if importlib.util.find_spec("av") is None:
-        raise MissingDependencyError("PyAV, which reads videos, is not installed; run `pip install av`")
-    return _decode(data, request)
+    require_pyav("videos")
+    return decode(data, lambda child: _converse(child, data, request), argument=argument, limits=limits)
 
 
 def _from_frames(source: Any, request: Request) -> Video:
@@ -264,65 +257,16 @@ def _from_frames(source: Any, request: Request) -> Video:
     return Video(frames, indices, total, timestamps=None, fps=None, backend="frames")
 
 
-def _decode(data: bytes, request: Request) -> Video:
-    """Decode in a child process, which is ended in every case."""
-    # Not multiprocessing: its spawn runs the user's main script again, its fork copies locks that other
-    # threads hold.
-    limits = request.limits
-    program = str(Path(__file__).with_name("decode_child.py"))
-    numbers = (len(data), math.ceil(limits.decode_timeout_s), int(limits.decode_memory_bytes))
-    command = [sys.executable, "-P", program, *map(str, numbers)]
-    one_thread = {
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }  # each thread takes address space of the limited process
-    is_late = threading.Event()
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, **one_thread},
-    ) as child:
-
-        def end() -> None:
-            is_late.set()
-            child.kill()
-
-        timer = threading.Timer(limits.decode_timeout_s, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            return _converse(child, data, request)
-        except (BrokenPipeError, EOFError, json.JSONDecodeError) as error:
-            if is_late.is_set():
-                rule = limits.rule("decode_timeout_s", "must be decoded within at most {} seconds")
-            else:
-                text = "is damaged, truncated, or needs more than {} bytes of memory to decode"
-                rule = limits.rule("decode_memory_bytes", text)
-            raise MediaError(request.argument, Described(f"{file_format(data)} data"), rule) from error
-        finally:
-            timer.cancel()
-            child.kill()
-            timer.join()  # ends at once; no thread outlives the call
-
-
-def _converse(child: subprocess.Popen[bytes], data: bytes, request: Request) -> Video:
+def _converse(child: Child, data: bytes, request: Request) -> Video:
     """Exchange data with the child as documented in `decode_child.py`; check everything that it sends."""
     argument, limits = request.argument, request.limits
-    if child.stdin is None or child.stdout is None:
-        raise EOFError("the child has no pipes")
-    child.stdin.write(data)
-    child.stdin.flush()
-    header = json.loads(child.stdout.readline(1000))
-    if "refused" in header:
-        raise MediaError(argument, Described(f"{file_format(data)} data"), header["refused"])
+    header = child.open(data, "video")
     width, height, total = header["width"], header["height"], header["total"]
     check_size(width, height, "a video", argument=argument, limits=limits)
     if total > _FASTEST_CAMERA * limits.max_video_seconds:
         rule = limits.rule("max_video_seconds", "must last at most {} seconds")
         raise MediaError(argument, Described(f"a video of {total:,} frames"), rule)
-    timestamps = np.frombuffer(_read(child.stdout, total * 8), np.float64)
+    timestamps = np.frombuffer(child.read(total * 8), np.float64)
     if total == 0 or not (np.isfinite(timestamps).all() and (np.diff(timestamps) >= 0).all()):
         got = Described(f"a video of {total} frames")
         raise MediaError(argument, got, "must have frames with valid timestamps")
@@ -333,16 +277,8 @@ def _converse(child: subprocess.Popen[bytes], data: bytes, request: Request) -> 
     timestamps = timestamps - timestamps[0]
     most = min(limits.max_frames, max(1, limits.max_video_pixels // (width * height)))
     indices = choose_frames(total, timestamps, most, (width, height), request)
-    child.stdin.write(json.dumps(indices.tolist()).encode() + b"\n")
-    child.stdin.flush()
+    child.write_line(indices.tolist())
     frames = np.empty((len(indices), height, width, 3), np.uint8)
     for frame in frames:
-        frame[:] = np.frombuffer(_read(child.stdout, frame.size), np.uint8).reshape(frame.shape)
+        frame[:] = np.frombuffer(child.read(frame.size), np.uint8).reshape(frame.shape)
     return Video(frames, indices, total, timestamps[indices], mean_rate(timestamps), "pyav")
-
-
-def _read(pipe: IO[bytes], count: int) -> bytes:
-    data = pipe.read(count)
-    if len(data) < count:
-        raise EOFError
-    return data

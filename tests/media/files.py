@@ -72,16 +72,35 @@ def brightness(index: int) -> int:
     return 20 * index % 240
 
 
-def sound_only() -> bytes:
-    """An MP4 file without images."""
+def tone(rate: int = 16_000, seconds: float = 0.5, hertz: float = 440) -> np.ndarray:
+    """A sine of amplitude 0.5, float32 [n]."""
+    times = np.arange(round(rate * seconds)) / rate
+    return np.asarray(0.5 * np.sin(2 * np.pi * hertz * times), np.float32)
+
+
+def sound(
+    samples: np.ndarray, rate: int = 16_000, *, container: str = "wav", codec: str = "pcm_s16le"
+) -> bytes:
+    """An audio file of samples, float32 [n] or [2, n]."""
+    channels = np.atleast_2d(samples)
+    layout = ("mono", "stereo")[len(channels) - 1]
     buffer = io.BytesIO()
-    with av.open(buffer, "w", format="mp4") as file:
-        stream: Any = file.add_stream("aac", rate=16000)
-        frame: Any = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
-        frame.sample_rate = 16000
-        file.mux(stream.encode(frame))
+    with av.open(buffer, "w", format=container) as file:
+        stream: Any = file.add_stream(codec, rate=rate, layout=layout)
+        resampler = av.AudioResampler(
+            format=stream.format, layout=layout, rate=rate, frame_size=stream.frame_size
+        )
+        frame: Any = av.AudioFrame.from_ndarray(np.ascontiguousarray(channels), format="fltp", layout=layout)
+        frame.sample_rate = rate
+        for each in [*resampler.resample(frame), *resampler.resample(None)]:
+            file.mux(stream.encode(each))
         file.mux(stream.encode())
     return buffer.getvalue()
+
+
+def sound_only() -> bytes:
+    """An MP4 file without images."""
+    return sound(np.zeros(1024, np.float32), container="mp4", codec="aac")
 
 
 def laid(data: bytes, matrix: tuple[int, int, int, int], *, by_movie: bool = False) -> bytes:

@@ -17,8 +17,7 @@ from PIL import Image
 from transformers.video_utils import VideoMetadata
 
 from mmspec.errors import MediaError, MissingDependencyError
-from mmspec.media import MediaLimits, Video, load_video
-from mmspec.media import video as video_module
+from mmspec.media import MediaLimits, Video, decoding, load_video
 from mmspec.media.video import sample_indices
 from tests.media.files import clip, cut, encoded, fading_gif, laid, noise
 
@@ -199,7 +198,7 @@ CHILDREN = {
 def test_a_child_that_misbehaves_is_ended(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "decode_child.py"
     program.write_text(CHILDREN[name])
-    monkeypatch.setattr(video_module, "__file__", str(tmp_path / "video.py"))
+    monkeypatch.setattr(decoding, "__file__", str(tmp_path / "decoding.py"))
     started: list[subprocess.Popen[bytes]] = []
     popen = subprocess.Popen
     monkeypatch.setattr(
