@@ -14,6 +14,7 @@ from mmspec.errors import InputError
 from mmspec.registry import did_you_mean
 
 __all__ = [
+    "INPUT_AUDIO",
     "MEDIA_URL",
     "MESSAGE",
     "PARTS",
@@ -29,7 +30,7 @@ Neutral = Mapping[str, tuple[Any, ...]]
 """Keys, each with the values that have no effect."""
 
 SOURCES = ("url", "path", "base64")
-"""Keys of a part that may hold its image or video, in addition to the key named after the part's type."""
+"""Keys of a part that may hold its media, in addition to the key named after the type of the part."""
 
 PIXEL_OPTIONS = ("min_pixels", "max_pixels", "resized_height", "resized_width")
 """Options of an image in Qwen's format, which set the size at which the model reads it."""
@@ -93,8 +94,11 @@ class Keys:
 
 MESSAGE = Keys(("role", "content", *TEMPLATE_KEYS), UNSUPPORTED_KEYS)
 
-#: Keys of the object in an `image_url` or `video_url` part (OpenAI, vLLM).
+#: Keys of the object in an `image_url`, `video_url` or `audio_url` part (OpenAI, vLLM).
 MEDIA_URL = Keys(("url",), {"detail": ("auto", "high")})
+
+#: Keys of the object in an `input_audio` part (OpenAI). The content of the file decides its format.
+INPUT_AUDIO = Keys(("data",), ignored=frozenset({"format"}))
 
 IGNORED = frozenset({"cache_control", "prompt_cache_breakpoint"})
 IMAGE_REFUSED: Neutral = {"modalities": ("image",)}
@@ -112,6 +116,9 @@ PARTS = {
     "image_url": Keys(("type", "image_url", *PIXEL_OPTIONS), IMAGE_REFUSED, IGNORED),
     "video": Keys(("type", "video", *SOURCES, *VIDEO_OPTIONS), VIDEO_REFUSED, IGNORED),
     "video_url": Keys(("type", "video_url", *VIDEO_OPTIONS), VIDEO_REFUSED, IGNORED),
+    "audio": Keys(("type", "audio", *SOURCES), {}, IGNORED),
+    "audio_url": Keys(("type", "audio_url"), {}, IGNORED),
+    "input_audio": Keys(("type", "input_audio"), {}, IGNORED),
 }
 
 

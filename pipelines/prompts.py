@@ -1,4 +1,4 @@
-"""Prompts of a call: one conversation per row, with its images and videos loaded, and its templated text.
+"""Prompts of a call: one conversation per row, with its media loaded, and its templated text.
 
 Nothing here runs the model. `mmspec.media` loads all media, never a processor, so that limits and address
 checks apply to images inside messages too.
@@ -15,24 +15,33 @@ from typing import Any
 
 from jinja2 import Environment, TemplateError
 from jinja2.meta import find_undeclared_variables
+from numpy import ndarray
 from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from mmspec.errors import InputError
-from mmspec.media import MediaLimits, Video, load_image, load_video
-from mmspec.messages import MEDIA_URL, MESSAGE, PARTS, SOURCES
+from mmspec.media import MediaLimits, Video, load_audio, load_image, load_video
+from mmspec.media.pixels import is_array
+from mmspec.messages import INPUT_AUDIO, MEDIA_URL, MESSAGE, PARTS, SOURCES
 from mmspec.open_types import AnyFunction, Json, Processor
 from mmspec.pipelines.pasted_tokens import with_stand_ins
 from mmspec.pipelines.processor_parts import checked_size
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_integer, require_unicode
 
-__all__ = ["apply_template", "template_variables"]
+__all__ = ["ARGUMENTS", "apply_template", "template_variables"]
 
 Message = Mapping[str, object]
 Loaders = Mapping[str, AnyFunction]
-"""Loaders of "image" and "video": functions of a source and `argument`, the name for errors."""
-TYPES = "must have parts of type 'text', 'image' or 'video', or OpenAI's 'image_url' or 'video_url'"
+"""Loader of each kind of media: a function of a source and `argument`, the name for errors."""
+Media = Mapping[str, object]
+"""Media of each kind, by the arguments of a call that hold them."""
+ARGUMENTS = {"image": "images", "video": "videos", "audio": "audio"}
+"""The argument of a call for each kind of media, in the order in which they precede a string."""
+TYPES = (
+    "must have parts of type 'text', 'image', 'video' or 'audio', or OpenAI's 'image_url', 'video_url' or "
+    "'input_audio'"
+)
 ASKED_OF_ALL = {"content", "tool_calls"}  # every message needs one of them
 FREE_KEYS = {"reasoning", "reasoning_content", "thinking", "tool_calls"}  # keys with the model's own text
 NEW_TURN = "add_generation_prompt"
@@ -50,6 +59,7 @@ class Prompt:
         text: the raw prompt, if the caller has applied the chat template; else None.
         ids: token ids of a raw prompt, whose `text` is empty; else None.
         images, videos: loaded media, in the order of their parts.
+        audio: loaded sounds, each float32 [n], in the order of their parts.
         sizes: size options (`PIXEL_OPTIONS`) of each image; empty if no part has any.
         continues: whether the output continues the last message or the raw prompt, instead of starting anew.
     """
@@ -59,17 +69,22 @@ class Prompt:
     ids: list[int] | None = None
     images: list[Image.Image] = field(default_factory=list)
     videos: list[Video] = field(default_factory=list)
+    audio: list[ndarray] = field(default_factory=list)
     sizes: list[dict[str, int]] = field(default_factory=list)
     continues: bool = False
+
+    def media(self) -> dict[str, list[Any]]:
+        """The loaded media of each kind; the lists themselves."""
+        return {"image": self.images, "video": self.videos, "audio": self.audio}
 
 
 def read_prompts(
     prompt: object,
-    images: object,
-    videos: object,
+    media: Media,
     *,
     num_frames: int | None = None,
     fps: float | None = None,
+    sampling_rate: int | None = None,
     limits: MediaLimits,
     tokenizer: PreTrainedTokenizerBase,
     apply_chat_template: bool = True,
@@ -78,41 +93,49 @@ def read_prompts(
     continue_final_message: bool | None = None,
     sanitize_control_tokens: bool = False,
 ) -> list[Prompt]:
-    """Read prompts, images and videos in every accepted form; see `VisionLanguagePipeline.__call__`.
+    """Read prompts and media in every accepted form; see `VisionLanguagePipeline.__call__`.
 
     Args:
-        prompt, images, videos, num_frames, fps: arguments of the call.
+        prompt, num_frames, fps: arguments of the call.
+        media: the arguments `images`, `videos` and `audio` of the call, by the kind of media.
+        sampling_rate: samples per second that the model reads; None for models that do not read audio.
         limits: limits on media.
         tokenizer: tokenizer whose special tokens may not occur in a prompt with a chat template.
         apply_chat_template, continue_final_message, sanitize_control_tokens: arguments of the call.
-        placeholders: placeholder token of "image" and "video" in templated strings.
+        placeholders: placeholder token of each kind of media in templated strings.
         takes_sizes: whether the processor accepts a size for each image.
 
     Raises:
         InputError: an argument cannot be used; the message names the argument and the row.
-        MediaError: an image or video cannot be read.
+        MediaError: an image, a video or audio cannot be read.
     """
     if continue_final_message not in (None, False, True):
         raise InputError("continue_final_message", continue_final_message, "must be True, False or None")
     rows = split_rows(prompt)
     is_batch = not is_row(prompt)
-    row_images = media_per_row(images, "images", len(rows), is_batch)
-    row_videos = media_per_row(videos, "videos", len(rows), is_batch)
+    row_media = {
+        kind: media_per_row(media.get(kind), argument, len(rows), is_batch)
+        for kind, argument in ARGUMENTS.items()
+    }
     load: Loaders = {
         "image": partial(load_image, limits=limits),
         "video": partial(load_video, num_frames=num_frames, fps=fps, limits=limits),
+        "audio": partial(load_audio, sampling_rate=sampling_rate or 16_000, limits=limits),
     }
     read = []
     for index, row in enumerate(rows):
         place = f"[{index}]" if is_batch else ""
         where = f"prompt{place}"
-        loaded = [load["image"](source, argument=f"images{place}") for source in row_images[index]]
-        clips = [load["video"](source, argument=f"videos{place}") for source in row_videos[index]]
+        given = {
+            kind: [load[kind](source, argument=f"{ARGUMENTS[kind]}{place}") for source in sources[index]]
+            for kind, sources in row_media.items()
+        }
+        has_media = any(given.values())
         if is_ids(row):
             if apply_chat_template:
                 raise InputError("apply_chat_template", True, f"must be False for token ids, as in {where}")
-            if loaded or clips:
-                raise InputError(where, row, "must be a string or chat messages with images or videos")
+            if has_media:
+                raise InputError(where, row, "must be a string or chat messages with images, videos or audio")
             read.append(Prompt(text="", ids=list(row), continues=bool(continue_final_message)))
         elif isinstance(row, str):
             if continue_final_message and apply_chat_template:
@@ -120,16 +143,14 @@ def read_prompts(
                 raise InputError("continue_final_message", True, rule)
             check_text(row, where, tokenizer if apply_chat_template else None)
             if apply_chat_template:
-                if not row.strip() and not loaded and not clips:
-                    raise InputError(where, row, "must contain some text, an image or a video")
-                read.append(from_string(row, loaded, clips))
+                if not row.strip() and not has_media:
+                    raise InputError(where, row, "must contain some text, an image, a video or audio")
+                read.append(from_string(row, given))
             else:
-                for kind, media in (("image", loaded), ("video", clips)):
-                    count_placeholders(row, where, kind, len(media), placeholders.get(kind))
-                continues = bool(continue_final_message)
-                read.append(Prompt(text=row, images=loaded, videos=clips, continues=continues))
+                for kind, loaded in given.items():
+                    count_placeholders(row, where, kind, len(loaded), placeholders.get(kind))
+                read.append(with_media(Prompt(text=row, continues=bool(continue_final_message)), given))
         else:
-            given = {"image": loaded, "video": clips}
             of_text = None if sanitize_control_tokens else tokenizer
             sizes = limits if takes_sizes else None
             read.append(from_messages(row, where, given, load, tokenizer, of_text=of_text, sizes=sizes))
@@ -147,7 +168,7 @@ def read_prompts(
 def read_negatives(
     negative_prompt: object, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> list[Prompt]:
-    """Read the unconditional prompts of guidance: another text or none, with the same images.
+    """Read the unconditional prompts of guidance: another text or none, with the same media.
 
     Raises:
         InputError: `negative_prompt` is neither one string nor a list of one string or None per prompt.
@@ -161,9 +182,9 @@ def read_negatives(
         where = f"negative_prompt[{index}]"
         check_text(text or "", where, tokenizer if prompt.text is None else None)
         if prompt.text is not None:
-            negatives.append(Prompt(text=text or "", images=prompt.images, videos=prompt.videos))
+            negatives.append(with_media(Prompt(text=text or ""), prompt.media()))
         else:
-            negative = from_string(text or "", prompt.images, prompt.videos)
+            negative = from_string(text or "", prompt.media())
             if prompt.continues:  # the unconditional prompt has the same partial answer
                 negative.messages.append(prompt.messages[-1])
                 negative.continues = True
@@ -199,11 +220,12 @@ def is_message_list(value: object) -> bool:
 
 
 def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> list[list[object]]:
-    """Assign images or videos to rows: one list of sources per row."""
+    """Assign media of one kind to rows: one list of sources per row."""
     if media is None:
         return [[] for _ in range(rows)]
     if not is_batch:
-        return [list(media) if isinstance(media, list | tuple) and not is_clip(media, argument) else [media]]
+        several = isinstance(media, list | tuple) and not is_one_source(media, argument)
+        return [list(media) if several else [media]]  # type: ignore[call-overload]
     if not isinstance(media, list | tuple) or len(media) != rows:
         given = f"{len(media)} entries" if isinstance(media, list | tuple) else media
         rule = (
@@ -213,8 +235,10 @@ def media_per_row(media: object, argument: str, rows: int, is_batch: bool) -> li
     return [media_per_row(entry, argument, 1, False)[0] for entry in media]
 
 
-def is_clip(media: Sequence[object], argument: str) -> bool:
-    """Whether a list holds the frames of one video, not several videos."""
+def is_one_source(media: Sequence[object], argument: str) -> bool:
+    """Whether a list holds the frames of one video, or a tuple the samples of one sound and their rate."""
+    if argument == "audio":
+        return isinstance(media, tuple) and len(media) == 2 and sum(map(is_array, media)) == 1
     return (
         argument == "videos"
         and len(media) > 0
@@ -222,11 +246,18 @@ def is_clip(media: Sequence[object], argument: str) -> bool:
     )
 
 
-def from_string(text: str, images: list[Image.Image], videos: list[Video]) -> Prompt:
-    """Make a prompt of one user turn, with the images first."""
-    parts: list[Json] = [{"type": "image"} for _ in images] + [{"type": "video"} for _ in videos]
+def with_media(prompt: Prompt, given: Mapping[str, Sequence[Any]]) -> Prompt:
+    """Add loaded media of each kind to a prompt, and return it."""
+    for kind, held in prompt.media().items():
+        held += given[kind]
+    return prompt
+
+
+def from_string(text: str, given: Mapping[str, Sequence[Any]]) -> Prompt:
+    """Make a prompt of one user turn, with the media first."""
+    parts: list[Json] = [{"type": kind} for kind in ARGUMENTS for _ in given[kind]]
     parts.append({"type": "text", "text": text})
-    return Prompt([{"role": "user", "content": parts}], images=images, videos=videos)
+    return with_media(Prompt([{"role": "user", "content": parts}]), given)
 
 
 def from_messages(
@@ -245,7 +276,7 @@ def from_messages(
     Size options of images must be within the limits `sizes`; with None they are refused.
     """
     prompt = Prompt()
-    found: dict[str, list[Any]] = {"image": prompt.images, "video": prompt.videos}
+    found = prompt.media()
     waiting = {kind: list(media) for kind, media in given.items()}
     needed = dict.fromkeys(given, 0)
     for turn, message in enumerate(messages):
@@ -274,7 +305,7 @@ def from_messages(
                 check_text(text, place, of_text)
                 cleaned.append({"type": "text", "text": text})
                 continue
-            kind = named.removesuffix("_url")
+            kind = named.removesuffix("_url").removeprefix("input_")
             source = take_source(options, named, place)
             if kind == "image":
                 prompt.sizes.append(checked_size(options, place, sizes))
@@ -285,7 +316,7 @@ def from_messages(
                 needed[kind] += 1
                 if not waiting[kind]:
                     rule = f"must have one {kind} for each {kind} part of {where}"
-                    raise InputError(f"{kind}s", f"{len(given[kind])} {kind}s", rule)
+                    raise InputError(ARGUMENTS[kind], counted(len(given[kind]), kind), rule)
                 media = waiting[kind].pop(0)
             elif kind == "video" and options:  # they replace those of the call
                 frames = {"num_frames": options.get("nframes"), "fps": options.get("fps")}
@@ -299,7 +330,7 @@ def from_messages(
         if left and needed[kind]:
             total = needed[kind] + len(left)
             rule = f"must have one {kind} for each of the {needed[kind]} {kind} parts of {where}"
-            raise InputError(f"{kind}s", f"{total} {kind}s", rule)
+            raise InputError(ARGUMENTS[kind], counted(total, kind), rule)
         if left:  # without placeholders, media go in front of the first user message
             first = next((m for m in prompt.messages if m["role"] == "user"), prompt.messages[0])
             first["content"][:0] = [{"type": kind} for _ in left]
@@ -311,11 +342,17 @@ def from_messages(
     return prompt
 
 
+def counted(number: int, kind: str) -> str:
+    """Describe a number of media of one kind for an error message."""
+    return f"{number} {'sounds' if kind == 'audio' else ARGUMENTS[kind]}"
+
+
 def take_source(options: Json, named: str, place: str) -> object:
-    """Remove the image or video from the keys of a part and return it; None if there is none.
+    """Remove the image, video or audio from the keys of a part and return it; None if there is none.
 
     Raises:
-        InputError: the part has two sources, or an `image_url` that is not a URL.
+        InputError: the part has two sources, an `image_url` that is not a URL, or an `input_audio` without
+            data.
     """
     held = [key for key in (named, *SOURCES) if key in options]
     if len(held) > 1:
@@ -323,6 +360,12 @@ def take_source(options: Json, named: str, place: str) -> object:
     if not held:
         return None
     source = options.pop(held[0])
+    if named == "input_audio":
+        where = f"{place}[{named!r}]"
+        data = INPUT_AUDIO.given(source, where).get("data") if isinstance(source, Mapping) else None
+        if not isinstance(data, str):
+            raise InputError(where, source, "must be a dict with base64 under 'data'")
+        return {"base64": data}
     if not named.endswith("_url"):
         return {"base64": source} if held == ["base64"] else source
     where = f"{place}[{named!r}]"
@@ -374,11 +417,11 @@ def check_text(text: object, where: str, tokenizer: PreTrainedTokenizerBase | No
 
 
 def count_placeholders(text: str, where: str, kind: str, given: int, placeholder: str | None) -> None:
-    """Raise InputError unless a templated prompt has one placeholder for each image or video."""
+    """Raise InputError unless a templated prompt has one placeholder for each image, video or sound."""
     found = text.count(placeholder) if placeholder else 0
     if found != given:
         rule = f"must have one {kind} for each {placeholder or f'{kind} placeholder'} in {where}, {found}"
-        raise InputError(f"{kind}s", f"{given} {kind}s", rule)
+        raise InputError(ARGUMENTS[kind], counted(given, kind), rule)
 
 
 def apply_template(

@@ -31,7 +31,7 @@ DEFAULT_NEW_TOKENS = 256
 DEFAULT_TOP_K = 50  # default of transformers with do_sample=True
 MAX_STOP_STRINGS = 1_000
 OF_CALLS = {
-    "images", "videos", "num_frames", "fps", "apply_chat_template", "generation_config", "streamer",
+    "images", "videos", "audio", "num_frames", "fps", "apply_chat_template", "generation_config", "streamer",
     "continue_final_message", "chat_template_kwargs", "sanitize_control_tokens",
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""VisionLanguagePipeline: text generation from text, images and videos."""
+"""VisionLanguagePipeline: text generation from text, images, videos and audio."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from mmspec.pipelines.outputs import TextOutput
 from mmspec.pipelines.pasted_tokens import STAND_IN, reading_stand_ins
 from mmspec.pipelines.processor_parts import read_once, read_sized, takes_sizes
 from mmspec.pipelines.prompts import (
+    ARGUMENTS,
     Prompt,
     apply_template,
     read_negatives,
@@ -42,10 +43,10 @@ EXAMPLE: Keywords = {"max_new_tokens": 64, "seed": 0}  # of the calls that are c
 
 
 class VisionLanguagePipeline(MMSpecPipeline):
-    """Text generation with a vision-language model or a causal language model.
+    """Text generation with a vision-language, audio-language or causal language model.
 
-    Prompts may contain text, images and videos. Call the pipeline for whole outputs, `stream` for text
-    deltas, and `watch` for the output after every round.
+    Prompts may contain text, and images, videos and audio where the model reads them. Call the pipeline for
+    whole outputs, `stream` for text deltas, and `watch` for the output after every round.
 
     Example:
         >>> pipe = MMSpecPipeline.from_pretrained("assets/scenes-llava")  # doctest: +SKIP
@@ -57,6 +58,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         prompt: object,
         images: object = None,
         videos: object = None,
+        audio: object = None,
         *,
         num_frames: int | None = None,
         fps: float | None = None,
@@ -73,7 +75,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
         Args:
             prompt: a string, a list of chat messages, or a list of either. A string becomes one user turn
-                with the images in front. With `apply_chat_template=False`, also a list of token ids, or a
+                with the media in front. With `apply_chat_template=False`, also a list of token ids, or a
                 list of such lists. The message keys `name`, `tool_calls`, `tool_call_id` and
                 `reasoning_content` are passed to the chat template. A video part may set `fps` or `nframes`;
                 an image part for Qwen-VL may set `min_pixels` and `max_pixels`, or `resized_height` and
@@ -81,6 +83,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
             images: a path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL. With one prompt, a
                 list is several images; with a list of prompts, it has one entry for each prompt.
             videos: a path, bytes, or frames [T, H, W, 3]; lists as for images.
+            audio: a path, bytes, BytesIO, base64 or https URL of an audio or video file, or samples with
+                their rate (`mmspec.media.load_audio`); lists as for images.
             num_frames: number of frames sampled from each video; all, up to `media_limits` if None.
             fps: number of frames sampled from each second of a video, instead of `num_frames`.
             apply_chat_template: False if the prompts are already templated.
@@ -114,6 +118,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 settings,
                 images=images,
                 videos=videos,
+                audio=audio,
                 num_frames=num_frames,
                 fps=fps,
                 apply_chat_template=apply_chat_template,
@@ -143,7 +148,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return output if return_dict else (output.text,)
 
     def stream(
-        self, prompt: object, images: object = None, videos: object = None, **arguments: object
+        self,
+        prompt: object,
+        images: object = None,
+        videos: object = None,
+        audio: object = None,
+        **arguments: object,
     ) -> Iterator[str]:
         """Stream text for one prompt: yield text deltas that join to the whole text.
 
@@ -155,7 +165,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
             ...     print(delta, end="", flush=True)
         """
         with self._busy():
-            call, _ = self._prepare_request(prompt, {"images": images, "videos": videos, **arguments})
+            media = {"images": images, "videos": videos, "audio": audio}
+            call, _ = self._prepare_request(prompt, {**media, **arguments})
             if len(call.requests) != 1:
                 rule = "must be a single prompt; call the pipeline for several"
                 raise InputError("prompt", f"{len(call.requests)} prompts", rule)
@@ -190,6 +201,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         *,
         images: object = None,
         videos: object = None,
+        audio: object = None,
         chat_template_kwargs: Mapping[str, object] | None = None,
         generation_config: GenerationConfig | None = None,
         **reading: Any,
@@ -207,11 +219,14 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "tokenizer": self.tokenizer,
             "placeholders": self._placeholders(),
             "takes_sizes": takes_sizes(self.processor),
+            "sampling_rate": self._sampling_rate(),
         }
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
-        self._check_media(images, videos)  # before anything is fetched
-        prompts = read_prompts(prompt, images, videos, **reading)
-        self._check_media([row.images for row in prompts], [row.videos for row in prompts])
+        media = {"image": images, "video": videos, "audio": audio}
+        self._check_media(media)  # before anything is fetched
+        prompts = read_prompts(prompt, media, **reading)
+        for row in prompts:
+            self._check_media(row.media())
         sampler = settings.sampler(len(prompts))
         negatives: list[Prompt] = []
         if sampler.is_guided:
@@ -270,13 +285,19 @@ class VisionLanguagePipeline(MMSpecPipeline):
             return [usual]
         return [usual, self._prepare(["a"] * rows, greedy, apply_chat_template=templated)]
 
-    def _check_media(self, images: object, videos: object) -> None:
-        """Raise InputError for images or videos if the model does not accept them."""
-        for kind, given in (("image", images), ("video", videos)):
-            taken = getattr(self.processor, f"{kind}_processor", None) is not None
-            if not taken and holds_media(given):
-                rule = f"must be None; {type(self.model).__name__} does not accept {kind}s"
-                raise InputError(f"{kind}s", f"{kind}s", rule)
+    def _check_media(self, media: Mapping[str, object]) -> None:
+        """Raise InputError for media of a kind that the model does not accept."""
+        for kind, given in media.items():
+            reader = "feature_extractor" if kind == "audio" else f"{kind}_processor"
+            if getattr(self.processor, reader, None) is None and holds_media(given):
+                argument = ARGUMENTS[kind]
+                rule = f"must be None; {type(self.model).__name__} does not accept {argument}"
+                raise InputError(argument, argument, rule)
+
+    def _sampling_rate(self) -> int | None:
+        """Return the samples per second that the model reads; None if it does not read audio."""
+        extractor = getattr(self.processor, "feature_extractor", None)
+        return getattr(extractor, "sampling_rate", None)
 
     def _encode(
         self, prompt: Prompt, processor: Processor, variables: Mapping[str, object]
@@ -304,6 +325,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 "video_metadata": [video.metadata for video in prompt.videos],
                 "do_sample_frames": False,
             }
+        if prompt.audio:
+            arguments["audio"] = prompt.audio
+            arguments["audio_kwargs"] = {"sampling_rate": self._sampling_rate()}
         # a nested list, since some processors tile an image only if it is alone in its row
         images = [prompt.images] if prompt.images else None
         encoded: BatchFeature = processor(text=[text], images=images, **arguments)
@@ -321,7 +345,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
             if not 0 <= token < size:
                 raise InputError("prompt", token, f"must have token ids from 0 to {size - 1}")
             if token in held:
-                raise InputError("prompt", token, "must have no token id that stands for an image or video")
+                raise InputError("prompt", token, "must have no token id that stands for media")
 
     def _filler(self) -> int:
         """Return the padding token for callbacks that see all rows of a batch."""
@@ -349,9 +373,9 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return {"input_ids": tokens[seen][None]}
 
     def _placeholders(self) -> dict[str, str]:
-        """Return the model's placeholder tokens by kind, "image" and "video"."""
+        """Return the model's placeholder tokens by kind of media."""
         found = {}
-        for kind in ("image", "video"):
+        for kind in ARGUMENTS:
             index = getattr(self.model.config, f"{kind}_token_id", None)
             index = getattr(self.model.config, f"{kind}_token_index", None) if index is None else index
             if index is not None:

@@ -20,6 +20,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
     AutoProcessor,
     AutoTokenizer,
     PreTrainedConfig,
@@ -32,7 +33,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING,
+    MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.import_utils import is_gguf_available
@@ -283,7 +285,7 @@ def load_model(
         where: passed on to transformers.
 
     Raises:
-        UnsupportedModelError: neither an image-text-to-text nor a causal model.
+        UnsupportedModelError: neither a multimodal nor a causal language model.
         CheckpointError: weights are missing, have wrong shapes, or are not finite; the message names the
             first three.
     """
@@ -292,13 +294,15 @@ def load_model(
         auto = model_class
     elif type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         auto = AutoModelForImageTextToText
+    elif type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        auto = AutoModelForMultimodalLM
     elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         auto = AutoModelForCausalLM
     else:
-        known = sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+        known = sorted(MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES)
         raise UnsupportedModelError(
-            f"model type {config.model_type!r} is neither an image-text-to-text nor a causal language model. "
-            "See AutoModelForImageTextToText for the supported families"
+            f"model type {config.model_type!r} is neither a multimodal nor a causal language model. "
+            "See AutoModelForMultimodalLM for the supported families"
             f"{nearest_name(config.model_type, known)}"
         )
     try:
@@ -374,9 +378,10 @@ def load_processor(
     words_only: bool = False,
     **where: object,
 ) -> Processor:
-    """Load the processor of a vision-language model, or the tokenizer of others and with `words_only`."""
-    sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and not words_only
-    auto = AutoProcessor if sees else AutoTokenizer
+    """Load the processor of a multimodal model, or the tokenizer of others and with `words_only`."""
+    kinds = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    is_multimodal = any(type(config) in kind for kind in kinds)
+    auto = AutoProcessor if is_multimodal and not words_only else AutoTokenizer
     try:
         return with_own_tokenizer(auto.from_pretrained(source, **where), source, **where)
     except Exception as error:  # its files can raise anything too

@@ -38,6 +38,9 @@ ROPE_ARGUMENTS = {
     "image_grid_thw",
     "video_grid_thw",
     "second_per_grid_ts",
+    "second_per_grids",
+    "audio_seqlens",
+    "use_audio_in_video",
     "attention_mask",
     "kwargs",
 }

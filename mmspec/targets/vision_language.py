@@ -1,7 +1,8 @@
-"""Target adapter for vision-language models of transformers: LLaVA, Qwen-VL, SmolVLM and others.
+"""Target adapter for multimodal models of transformers: LLaVA, Qwen-VL, SmolVLM, Qwen-Omni and others.
 
-The processor has already expanded each image into its placeholder ids, so that a prompt is processed like
-text; pixels are needed once, in the prefill. Families differ in how they count positions.
+The processor has already expanded each image and sound into its placeholder ids, so that a prompt is
+processed like text; pixels and spectrograms are needed once, in the prefill. Families differ in how they
+count positions.
 """
 
 from __future__ import annotations
@@ -65,9 +66,20 @@ class VisionLanguageTarget(CausalTarget):
                 "must have `mm_token_type_ids` (0 text, 1 image, 2 video) for a prompt with images, as "
                 "returned by the processor; the positions would be wrong without it",
             )
-        arguments = {name: inputs[name] for name in accepted if name in inputs}
+        known = {**inputs, **renamed_for_positions(inputs)}
+        arguments = {name: known[name] for name in accepted if name in known}
         positions, delta = self._rope_index(**arguments)
         return positions.to(torch.long), int(delta.reshape(()))
+
+
+def renamed_for_positions(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs that `get_rope_index` takes under another name, as Qwen-Omni's does."""
+    renamed = {}
+    if inputs.get("feature_attention_mask") is not None:
+        renamed["audio_seqlens"] = inputs["feature_attention_mask"].sum(-1)
+    if inputs.get("video_second_per_grid") is not None:
+        renamed["second_per_grids"] = inputs["video_second_per_grid"]
+    return renamed
 
 
 def check_mode(config: PreTrainedConfig, mode: str | None) -> None:

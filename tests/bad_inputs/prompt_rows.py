@@ -8,7 +8,7 @@ from tests.bad_inputs.refusals import Bench, Row
 
 SHORT: dict[str, Any] = {"max_new_tokens": 4}
 KINDS = "a string, a list of chat messages, or a list of either"
-PARTS = "parts of type 'text', 'image' or 'video'"
+PARTS = "parts of type 'text', 'image', 'video' or 'audio'"
 
 
 def prompt(number: int, name: str, value: object, argument: str, *expected: str, **keywords: Any) -> Row:
@@ -37,7 +37,7 @@ LONG = "red " * 100_000
 NOT_PROMPTS: list[object] = [None, 42, 1.5, b"red", {"role": "user", "content": "red"}, {1, 2}, object()]
 
 PROMPTS = [
-    prompt(33, "empty", "", "prompt", "some text, an image or a video"),
+    prompt(33, "empty", "", "prompt", "some text, an image, a video or audio"),
     prompt(33, "whitespace in a batch", ["red", " "], "prompt[1]", "some text"),
     prompt(33, "empty templated prompt", "", "prompt", "at least one token", **RAW),
     *[

@@ -31,8 +31,6 @@ from transformers import (
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     PreTrainedModel,
-    Qwen2_5OmniThinkerConfig,
-    Qwen2_5OmniThinkerForConditionalGeneration,
     VoxtralRealtimeConfig,
     VoxtralRealtimeForConditionalGeneration,
     XLMConfig,
@@ -42,22 +40,10 @@ from transformers import (
 from mmspec.errors import UnsupportedModelError
 from mmspec.pipelines.base import adapt
 from mmspec.transformers_versions import CACHE
+from tests.tiny_models.audio_language import tiny_omni_thinker
 
 SIZES: dict[str, Any] = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, vocab_size=64)
 TEXT: dict[str, Any] = SIZES | dict(intermediate_size=16, num_key_value_heads=1, pad_token_id=0)
-AUDIO: dict[str, Any] = dict(
-    d_model=16, encoder_layers=1, encoder_attention_heads=2, encoder_ffn_dim=16, output_dim=16
-)
-VISION: dict[str, Any] = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16)
-ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
-
-
-def tiny_omni() -> PreTrainedModel:
-    text = TEXT | dict(rope_parameters=ROPE | {"mrope_section": [2, 1, 1]})
-    config = Qwen2_5OmniThinkerConfig(
-        audio_config=AUDIO, vision_config=VISION | dict(out_hidden_size=16), text_config=text
-    )
-    return Qwen2_5OmniThinkerForConditionalGeneration(config)
 
 
 def tiny_voxtral_realtime() -> PreTrainedModel:
@@ -90,7 +76,6 @@ def tiny_gpt_neo() -> PreTrainedModel:
 
 
 REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
-    "positions that sounds are part of": (tiny_omni, "audio_seqlens, .*use_audio_in_video too"),
     "positions counted from token ids": (tiny_kosmos, "from token ids, not from `position_ids`"),
     "no positions": (lambda: BloomForCausalLM(BloomConfig(n_layer=1)), "takes no `position_ids`"),
     "biases on places": (
@@ -129,4 +114,12 @@ def test_what_is_not_understood_is_refused(what: str) -> None:
     with torch.device("meta"):
         model = build()
     with pytest.raises(UnsupportedModelError, match=reason):
+        adapt(model)
+
+
+def test_positions_from_unknown_inputs_are_refused() -> None:
+    with torch.device("meta"):
+        model = tiny_omni_thinker()
+    model.get_rope_index = lambda input_ids, depth_maps: None
+    with pytest.raises(UnsupportedModelError, match="computes its positions from depth_maps too"):
         adapt(model)
