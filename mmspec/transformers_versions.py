@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 
 import transformers
 from packaging.version import Version
+from transformers import GenerationMixin
 from transformers.masking_utils import create_causal_mask
 
-__all__ = ["CACHE", "CACHE_NAMES", "cache_name", "describe", "takes_cache", "warn_of_untested"]
+__all__ = ["CACHE", "CACHE_NAMES", "ENCODE", "cache_name", "describe", "takes_cache", "warn_of_untested"]
 
 OLDEST = "5.17"
 NEWEST = "5.24"  # newest tested version
@@ -24,6 +25,12 @@ NEWEST = "5.24"  # newest tested version
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 #: The name in transformers' own functions and outputs.
 CACHE = next(name for name in CACHE_NAMES if name in inspect.signature(create_causal_mask).parameters)
+#: Names of the method of `generate` that runs an encoder, newest first, and the installed one.
+ENCODERS = (
+    "_maybe_prepare_encoder_kwargs_for_generation",
+    "_prepare_encoder_decoder_kwargs_for_generation",
+)
+ENCODE = next(name for name in ENCODERS if hasattr(GenerationMixin, name))
 
 Forward = TypeVar("Forward", bound=Callable[..., Any])
 

@@ -23,7 +23,7 @@ from transformers import (
 )
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor as Guidance
 from transformers.generation.streamers import BaseStreamer
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from mmspec.accelerator import Accelerator, Call
 from mmspec.core.canvas import NOT_FINITE, Canvas, Stopping
@@ -34,7 +34,7 @@ from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, NumericalError, UnsupportedModelError
 from mmspec.open_types import AnyFunction, Keywords
 from mmspec.pipelines.drafter import DrafterSource, FoundMethod, find_method
-from mmspec.pipelines.generate_inputs import check_inputs, split_rows
+from mmspec.pipelines.generate_inputs import check_inputs, for_decoder, split_rows
 from mmspec.pipelines.generation_fields import arguments_of_generate, check_arguments
 from mmspec.pipelines.outer_call import OuterCall, filled
 from mmspec.pipelines.token_processors import (
@@ -49,7 +49,7 @@ from mmspec.targets.admission import check_reach
 
 __all__ = ["accelerate", "make_loop"]
 
-Generated = Tensor | GenerateDecoderOnlyOutput
+Generated = Tensor | GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput
 
 
 def accelerate(
@@ -59,7 +59,7 @@ def accelerate(
     seed: int | None = None,
     **options: object,
 ) -> AnyFunction:
-    """Return a `custom_generate=` function that decodes any decoder-only transformers model speculatively.
+    """Return a `custom_generate=` function that decodes a transformers model speculatively.
 
     `generate` keeps its keywords, generation config, logits processors, stopping criteria and streamer. An
     argument that the accelerated loop does not support is refused by name before the first forward pass. The
@@ -162,8 +162,9 @@ class GenerateCall(OuterCall[Generated]):
     def prepare(self, method: FoundMethod, seed: int | None) -> Call:
         model, target, input_ids = self.model, self.target, self.input_ids
         fitted = method.fit(target)
-        check_inputs(model, input_ids, self.model_kwargs, self.given)
-        requests = split_rows(model.config, input_ids, self.model_kwargs)
+        model_kwargs = for_decoder(model.config, self.model_kwargs)
+        check_inputs(model, input_ids, model_kwargs, self.given)
+        requests = split_rows(model.config, input_ids, model_kwargs)
         guides = [item for item in self.processors if type(item) is Guidance]
         others = LogitsProcessorList([item for item in self.processors if item not in guides])
         sampler = read_sampler(self.config, others, len(requests))
@@ -188,7 +189,10 @@ class GenerateCall(OuterCall[Generated]):
         call.raise_errors()
         tokens = filled(call.canvas.outputs(), filler, self.input_ids.device)
         result: Any = torch.cat([self.input_ids, tokens], dim=1)
-        return GenerateDecoderOnlyOutput(sequences=result) if self.config.return_dict_in_generate else result
+        if not self.config.return_dict_in_generate:
+            return result
+        is_encoded = self.model.config.is_encoder_decoder
+        return (GenerateEncoderDecoderOutput if is_encoded else GenerateDecoderOnlyOutput)(sequences=result)
 
     def by_owner(self, *guards: LogitsProcessor) -> Generated:
         """Decode by the model class's `_sample`, the loop of `generate` for greedy decoding and sampling."""

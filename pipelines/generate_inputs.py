@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+from transformers.modeling_outputs import BaseModelOutput
 
 from mmspec.core.cache import check_layer_types
 from mmspec.core.interfaces import Request
@@ -23,7 +24,7 @@ from mmspec.errors import InputError
 from mmspec.open_types import Inputs, Keywords
 from mmspec.transformers_versions import CACHE_NAMES
 
-__all__ = ["PATCHES", "check_inputs", "check_mask", "split_rows"]
+__all__ = ["PATCHES", "check_inputs", "check_mask", "for_decoder", "split_rows"]
 
 PREPARE = "prepare_inputs_for_generation"
 M_ROPE_AXES = 3
@@ -54,6 +55,9 @@ CHOICES = {
     "interpolate_pos_encoding", "use_audio_in_video",
 }  # fmt: skip
 TOKEN_TYPES = "token_type_ids"
+#: The output of an encoder for all rows, and its mask.
+ENCODER_MASK = "encoder_attention_mask"
+OF_ENCODER = {ENCODED_STATES := "encoder_outputs", ENCODER_MASK}
 M_ROPE_DIMENSIONS = 3
 #: Image patches [N, n, d], with their positions [N, n, 2].
 PATCHES = ("pixel_values", "image_position_ids")
@@ -83,6 +87,20 @@ def check_inputs(
     check_names(model, model_kwargs)
     check_preparation(model, input_ids, model_kwargs)
     check_hooks(model)
+
+
+def for_decoder(config: PreTrainedConfig, model_kwargs: Inputs) -> Keywords:
+    """Name the arguments of an encoder-decoder's loop as a prompt of its target does.
+
+    The mask of the tokens is then `attention_mask`, and that of the encoder `encoder_attention_mask`. Inputs
+    that the encoder has read already are dropped. Those of other models are unchanged.
+    """
+    if not config.is_encoder_decoder:
+        return dict(model_kwargs)
+    read = OF_PROMPT | CHOICES | {"attention_mask", "decoder_attention_mask", "input_ids"}
+    renamed = {name: value for name, value in model_kwargs.items() if name not in read}
+    masks = {"attention_mask": "decoder_attention_mask", ENCODER_MASK: "attention_mask"}
+    return renamed | {name: model_kwargs.get(given) for name, given in masks.items()}
 
 
 def check_cache(model_kwargs: Inputs) -> None:
@@ -166,7 +184,7 @@ def check_positions(model: PreTrainedModel, seen: Tensor, model_kwargs: Inputs, 
 def check_names(model: PreTrainedModel, model_kwargs: Inputs) -> None:
     """Raise InputError for an input that belongs to no prompt and differs from the default of `forward`."""
     has_images = hasattr(getattr(model, "model", None), "get_image_features")
-    known = OF_GENERATE | OF_PROMPT | CHOICES | ({TOKEN_TYPES} if has_images else set())
+    known = OF_GENERATE | OF_PROMPT | CHOICES | OF_ENCODER | ({TOKEN_TYPES} if has_images else set())
     usual = inspect.signature(model.forward).parameters
     for name, value in model_kwargs.items():
         says_nothing = is_empty(value) or (name in usual and is_same(usual[name].default, value))
@@ -256,6 +274,7 @@ def split_rows(
     requests = []
     for row, own in enumerate(rows_of(config, input_ids, shared)):
         kept = seen[row]
+        own |= encoder_row(model_kwargs, row)
         if chosen := rows[row]:
             own |= {name: value[chosen.start : chosen.stop] for name, value in images.items()}
         if positions is not None and positions.dim() == M_ROPE_DIMENSIONS:
@@ -264,6 +283,27 @@ def split_rows(
         per_token = {name: value[row : row + 1, kept] for name, value in aligned.items()}
         requests.append(Request({"input_ids": input_ids[row : row + 1, kept], **own, **per_token}))
     return requests
+
+
+def encoder_row(model_kwargs: Inputs, row: int) -> Keywords:
+    """Return one row of the output of an encoder, with its mask, as a prompt has them; {} without one."""
+    output, mask = model_kwargs.get(ENCODED_STATES), model_kwargs.get(ENCODER_MASK)
+    if output is None:
+        return {}
+    own = {ENCODED_STATES: output_row(output, row)}
+    return own if mask is None else own | {"attention_mask": mask[row : row + 1]}
+
+
+def output_row(output: Any, row: int) -> Any:
+    """Return one row of an encoder's output: its last states, and what else has a value for each row."""
+    states = output[0] if isinstance(output, tuple) else output.last_hidden_state
+    named = {"last_hidden_state": states} if isinstance(output, tuple) else dict(output)
+    rows = {
+        name: value[row : row + 1]
+        for name, value in named.items()
+        if isinstance(value, Tensor) and len(value) == len(states)
+    }
+    return (BaseModelOutput if isinstance(output, tuple) else type(output))(**rows)
 
 
 def is_empty(value: object) -> bool:

@@ -69,6 +69,7 @@ OF_PATH = {
     logits_process.SuppressTokensLogitsProcessor, logits_process.TemperatureLogitsWarper,
     logits_process.TopHLogitsWarper, logits_process.TopKLogitsWarper, logits_process.TopPLogitsWarper,
     logits_process.TypicalLogitsWarper, logits_process.WatermarkLogitsProcessor,
+    logits_process.WhisperTimeStampLogitsProcessor,
 }  # fmt: skip
 OF_ROWS = {EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria}
 #: Processors that a `Sampler` replaces, in the order of transformers, and the setting of each.

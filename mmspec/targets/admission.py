@@ -10,6 +10,7 @@ import inspect
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from mmspec.targets.mixers import find_mixers
 from mmspec.targets.rotary import LONG_ONCE, change_of, find_changing
 from mmspec.transformers_versions import cache_name, warn_of_untested
 
-__all__ = ["check_length", "check_model", "check_reach", "takes"]
+__all__ = ["check_length", "check_model", "check_reach", "decoder_of", "places_of", "takes"]
 
 MASK_BACKENDS = ("sdpa", "eager")
 # Names of cache arguments of `forward`; a second one is a cache of an unknown kind
@@ -30,6 +31,8 @@ IS_CACHE = re.compile(r"(?<!use_)cache$|past_key_values")
 # Config fields: a bias that depends on cache positions (Falcon), and a selection of keys with ties by
 # position (Doge)
 BY_PLACE = ("alibi", "keep_window_size")
+POSITIONS = "position_ids"
+IS_TABLE = re.compile(r"position|^wpe$")  # names of tables of learned positions
 MIDWAY = "original_max_position_embeddings"  # config field of models that restart their cache at this length
 # Arguments of `get_rope_index` that M-RoPE positions depend on. With these, text advances all axes by 1.
 ROPE_ARGUMENTS = {
@@ -54,16 +57,15 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
         rope_arguments: arguments of its positions that its target supports, besides grids.
     """
     warn_of_untested()
-    if model.config.is_encoder_decoder:
-        raise refusal(model, "is an encoder-decoder; only decoder-only models are supported")
     text = model.config.get_text_config(decoder=True)
     attends = bool({*check_layer_types(text)} - RECURRENT_LAYERS - STATELESS_LAYERS)
     # a model that attends without positions has no depths of nodes
-    needed = ["position_ids"] * attends
+    crosses = bool(model.config.is_encoder_decoder)
+    needed = ["position_ids"] * (attends and not crosses)
     rolls_back = find_mixers(model) and all(takes(model, argument) for argument in needed)
     if getattr(model, "_is_stateful", False) and not rolls_back:
         raise refusal(model, "keeps a recurrent state, which cannot drop rejected draft tokens")
-    decoder = model.get_decoder()
+    decoder = decoder_of(model)
     if not hasattr(decoder, "config"):
         raise refusal(model, f"has a {type(decoder).__name__} for its decoder, where its layers should be")
     backend = decoder.config._attn_implementation  # of the language model
@@ -74,7 +76,9 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
             f"load it with attn_implementation='sdpa'",
         )
     for name, module in decoder.named_modules():
-        check_module(model, name, module)
+        check_module(model, name, module, crosses)
+    if crosses:
+        check_positions(model, decoder)
     by_place = [name for name in BY_PLACE if getattr(text, name, None)]
     if by_place:
         raise refusal(model, f"attends by places in the cache, not by positions alone ({by_place[0]})")
@@ -94,17 +98,55 @@ def check_model(model: PreTrainedModel, rope_arguments: frozenset[str] = frozens
         raise refusal(model, f"has rotary frequencies of type {kind!r}, which change in an unknown way")
 
 
-def check_module(model: PreTrainedModel, name: str, module: nn.Module) -> None:
-    """Raise UnsupportedModelError if a module of the decoder attends or masks in an unknown way."""
+def check_module(model: PreTrainedModel, name: str, module: nn.Module, crosses: bool) -> None:
+    """Raise UnsupportedModelError if a module of the decoder attends or masks in an unknown way.
+
+    Args:
+        model: the model.
+        name, module: of the module.
+        crosses: whether the model is an encoder-decoder, whose decoder attends to the encoder's output.
+    """
     place = name.rpartition(".")[2]
     label = (place + type(module).__name__).replace("_", "").lower()
-    if place == "encoder_attn" or "crossatt" in label:
+    if not crosses and (place == "encoder_attn" or "crossatt" in label):
         raise refusal(model, "attends to inputs other than tokens of the prompt (cross-attention)")
+    if "mergedattention" in label:
+        raise refusal(model, "attends to tokens and to the encoder's output in one attention")
     if hasattr(module, "create_position_ids_from_input_ids"):
         raise refusal(model, "computes its positions from token ids, not from `position_ids`")
     for buffer in module.buffers(recurse=False):
         if buffer.dtype == torch.bool and buffer.dim() == 4 and buffer.shape[-1] == buffer.shape[-2]:
             raise refusal(model, "masks its attention by places in the cache, with its own mask")
+
+
+def check_positions(model: PreTrainedModel, decoder: nn.Module) -> None:
+    """Raise UnsupportedModelError if the positions of a decoder's tokens cannot be set for each node."""
+    if any(hasattr(module, "relative_attention_bias") for module in decoder.modules()):
+        raise refusal(model, "attends by relative positions of places in the cache (T5)")
+    table = getattr(decoder, "embed_positions", None)
+    sets_table = isinstance(table, nn.Embedding) and POSITIONS in inspect.signature(table.forward).parameters
+    if POSITIONS not in inspect.signature(decoder.forward).parameters and not sets_table:
+        raise refusal(model, "counts the positions of its decoder's tokens itself")
+
+
+def decoder_of(model: PreTrainedModel) -> Any:
+    """Return the stack of layers of a model's decoder."""
+    decoder: Any = model.get_decoder()
+    # the decoder of an encoder-decoder may be a language model of its own (VisionEncoderDecoderModel)
+    while model.config.is_encoder_decoder and getattr(decoder, "get_decoder", None) is not None:
+        inner = decoder.get_decoder()
+        if inner is decoder:
+            break
+        decoder = inner
+    return decoder
+
+
+def places_of(model: PreTrainedModel) -> int | None:
+    """Return the size of the table of a decoder's learned positions; None if it has none."""
+    for name, module in decoder_of(model).named_modules():
+        if isinstance(module, nn.Embedding) and IS_TABLE.search(name.rpartition(".")[2]):
+            return module.num_embeddings - int(getattr(module, "offset", 0))
+    return None
 
 
 def check_rope_index(model: PreTrainedModel, more: frozenset[str]) -> None:
@@ -121,9 +163,10 @@ def check_rope_index(model: PreTrainedModel, more: frozenset[str]) -> None:
 
 
 def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> None:
-    """Raise UnsupportedModelError for rows that can reach the length at which a model restarts its cache.
+    """Raise UnsupportedModelError for rows that can reach a length which the model cannot pass.
 
-    Phi-3 and similar models do so where their rotary frequencies change: their own
+    That is the number of learned positions of an encoder-decoder, or the length at which a model restarts its
+    cache. Phi-3 and similar models do so where their rotary frequencies change: their own
     `prepare_inputs_for_generation` drops the cache there. A length in their config distinguishes these
     models.
 
@@ -135,6 +178,13 @@ def check_reach(model: PreTrainedModel, prompts: Sequence[int], most: int) -> No
     change, kind = change_of(model.config)
     usual = GenerationMixin.prepare_inputs_for_generation
     own = getattr(type(model), usual.__name__, usual) is not usual
+    places = places_of(model) if model.config.is_encoder_decoder else None
+    if places is not None and max(prompts) + most - 1 > places:
+        raise refusal(
+            model,
+            f"has {places} positions; a prompt of {max(prompts)} tokens and {most} new ones need more: lower "
+            "max_new_tokens",
+        )
     across = [length for length in prompts if length <= change < length + most - 1]
     if across and own and hasattr(model.config, MIDWAY):
         raise refusal(

@@ -59,6 +59,8 @@ def batches(model: PreTrainedModel, rows: Sequence[Inputs]) -> list[list[int]]:
 
 def join(rows: Sequence[Inputs]) -> dict[str, Tensor]:
     """Join the arguments of sequences that `batches` grouped."""
+    if len(rows) == 1:
+        return dict(rows[0])
     joined = {}
     for name in rows[0]:
         batch, padded = _dims(name, rows[0])

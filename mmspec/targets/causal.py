@@ -25,7 +25,7 @@ from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.models.linear_layers import Product
 from mmspec.models.weights import execution_device, is_offloaded, is_plain_linear
 from mmspec.open_types import Inputs, Keywords
-from mmspec.targets.admission import check_model, takes
+from mmspec.targets.admission import check_model, decoder_of, takes
 from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.fused import find_fused, fused
@@ -139,6 +139,7 @@ class CausalTarget(ModelTarget[AnyState]):
     """
 
     rope_arguments: ClassVar[frozenset[str]] = frozenset()  # arguments of positions besides grids
+    cache_class: ClassVar[type[RaggedCache]] = RaggedCache
 
     def __init__(self, model: PreTrainedModel) -> None:
         check_model(model, self.rope_arguments)
@@ -149,7 +150,7 @@ class CausalTarget(ModelTarget[AnyState]):
         self.device = execution_device(model, model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
-        self._decoder = model.get_decoder()
+        self._decoder = decoder_of(model)
         self._cache_name = cache_name(model.forward, self._decoder.forward)
         self._takes_positions = takes(model, "position_ids")
         self._plain = attends_plainly(self._decoder)
@@ -206,7 +207,7 @@ class CausalTarget(ModelTarget[AnyState]):
         """Prefill only some places [K] of each prompt, each at its own position; None for all."""
         whole = [prompt["input_ids"].shape[1] for prompt in prompts]
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
-        caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
+        caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else self.cache_class
         cache = caches(self.config, len(prompts), capacity, self.device)
         cache.plan.reads_all = attends_by_kernel(self._decoder, self._plain, self.device)
         if cache.plan.reads_all:
@@ -287,7 +288,7 @@ class CausalTarget(ModelTarget[AnyState]):
         states = {tap: [nothing] * len(rows) for tap in taps}
         with closing(HiddenStates(self.model, taps)) as reader:
             for together in batches(self.model, rows):
-                cache = RaggedCache(self.config, len(together), 0, self.device)
+                cache = self.cache_class(self.config, len(together), 0, self.device)
                 cache.begin_reading()
                 with turned(self._changing):
                     self.forward(join([rows[row] for row in together]), cache, keep=1, whole=True)

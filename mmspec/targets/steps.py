@@ -25,6 +25,7 @@ from mmspec.core.graphs import Graph, Side, can_capture, capture, graphs_mode
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.open_types import AnyFunction, Inputs, Keywords
+from mmspec.targets.admission import decoder_of
 
 __all__ = ["LEAST_CAPACITY", "CapturedForward", "CompiledForward", "HiddenStates", "StaticCaches"]
 
@@ -100,7 +101,7 @@ class HiddenStates:
     """
 
     def __init__(self, model: PreTrainedModel, taps: Sequence[int], stays: bool = False) -> None:
-        decoder = model.get_decoder()
+        decoder = decoder_of(model)
         layers: Sequence[nn.Module] = getattr(decoder, "layers", getattr(decoder, "h", ()))
         for tap in taps:
             if not -1 <= tap < len(layers):

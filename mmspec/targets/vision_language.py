@@ -18,6 +18,7 @@ from mmspec.errors import InputError
 from mmspec.plugins import family_of, load
 from mmspec.registry import did_you_mean
 from mmspec.targets.causal import CausalTarget
+from mmspec.targets.encoder_decoder import EncoderDecoderTarget
 
 M_ROPE_AXES = 3
 AUTOREGRESSIVE = "autoregressive"
@@ -106,5 +107,7 @@ def adapt(model: PreTrainedModel, mode: str | None = None) -> CausalTarget:
     if family is not None and not family.draws and mode != AUTOREGRESSIVE:
         target: CausalTarget = load(family.target)(model)
         return target
+    if model.config.is_encoder_decoder:
+        return EncoderDecoderTarget(model)
     has_vision = hasattr(model, "model") and hasattr(model.model, "get_image_features")
     return VisionLanguageTarget(model) if has_vision else CausalTarget(model)

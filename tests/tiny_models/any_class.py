@@ -11,6 +11,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
 )
 
 from .weights import randomise
@@ -35,8 +37,13 @@ SPECIAL = r".*(token_ids?|token_index|_id)"
 
 
 def generative_classes() -> list[str]:
-    """Names of the classes that write text, with or without images."""
-    tables = (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
+    """Names of the classes that write text: from text, images or sound."""
+    tables = (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+        MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES,
+    )
     names = [name for table in tables for name in table.values()]
     return sorted({one for name in names for one in ([name] if isinstance(name, str) else name)})
 
@@ -45,13 +52,38 @@ def tiny_of_class(name: str) -> PreTrainedModel:
     """A model of that class with random weights; some cannot be built so, and fail in their own ways."""
     made: Any = getattr(transformers, name)
     config = shrink(made.config_class())
-    if hasattr(config, "is_decoder"):
+    if hasattr(config, "is_decoder") and not config.is_encoder_decoder:
         config.is_decoder = True
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in made(config).parameters())
     if size > MOST_PARAMETERS:
         raise ValueError(f"{name}: {size} parameters after shrinking")
-    return randomise(made(config), seed=1)
+    model = randomise(made(config), seed=1)
+    if config.is_encoder_decoder:  # without forced tokens, which trees of the bare loop would not have
+        model.generation_config.update(forced_bos_token_id=None, forced_eos_token_id=None)
+        model.generation_config.update(decoder_start_token_id=3, pad_token_id=0)
+    return model
+
+
+def text_inputs(seed: int = 1, length: int = 21) -> dict[str, torch.Tensor]:
+    """A prompt of words."""
+    ids = torch.randint(5, FIRST_SPECIAL, (1, length), generator=torch.Generator().manual_seed(seed))
+    ids[0, 12:20] = ids[0, 2:10]  # longer than a window of 8, and with something to copy
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def encoder_inputs(model: PreTrainedModel, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Words, an image or a sound for the encoder of a model; another seed gives another length."""
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    shapes: dict[str, tuple[int, ...]] = {"input_values": (1, 3300 + 700 * seed)}
+    if model.main_input_name == "input_features":
+        frames = 2 * config.max_source_positions if config.model_type == "whisper" else 64 + 8 * seed
+        shapes["input_features"] = (1, config.num_mel_bins, frames)
+    elif model.main_input_name == "pixel_values":
+        shapes["pixel_values"] = (1, 3, config.encoder.image_size, config.encoder.image_size)
+    elif model.main_input_name == "input_ids":
+        return text_inputs(seed, 20 + seed)
+    return {model.main_input_name: torch.randn(shapes[model.main_input_name], generator=generator)}
 
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
