@@ -19,6 +19,7 @@ from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.core.once import once
 from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import RandomStream
+from mmspec.core.reading import Reading
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, RowSettings
@@ -206,6 +207,16 @@ class Target(ABC, Generic[State]):
         Returns:
             The state, and the logits and taps after each prompt.
         """
+
+    def reading(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> Reading[tuple[State, PromptOutput]]:
+        """Prefill prompts, with a pause before each forward pass, in which other batches can be scored.
+
+        The arguments and the result are those of `prefill`. By default there is one pause, for all prompts.
+        """
+        yield sum(prompt["input_ids"].shape[1] for prompt in prompts)
+        return self.prefill(prompts, capacity, taps)
 
     @abstractmethod
     def score(self, state: State, draft: AnyDraft) -> TargetOutput:

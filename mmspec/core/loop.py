@@ -22,6 +22,7 @@ from mmspec.core.draft import Draft
 from mmspec.core.grammar import MOST_CERTAIN, with_certain
 from mmspec.core.interfaces import (
     DraftSession,
+    PromptOutput,
     Request,
     Round,
     State,
@@ -30,6 +31,7 @@ from mmspec.core.interfaces import (
 )
 from mmspec.core.logprobs import pack
 from mmspec.core.random_stream import RandomStream
+from mmspec.core.reading import Reading, finish
 from mmspec.core.round_graphs import RoundGraphs, Steady
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, RowSettings
@@ -232,6 +234,39 @@ class Snapshot:
 
 
 @torch.inference_mode()
+def read_prompts(
+    target: Target[State],
+    decoder: Decoder,
+    sampler: RowSettings,
+    requests: Sequence[Request],
+    canvas: Canvas,
+) -> Reading[tuple[State, PromptOutput]]:
+    """Prefill a batch of requests, with pauses; see `Target.reading`. The arguments are those of `speculate`.
+
+    Returns:
+        The state and the prefill, as `begin` takes them.
+    """
+    stats = canvas.stats
+    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
+    nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
+    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
+    computing = target.computing(*decoder.modules)
+    with closing(target.reading(list_prompts(requests, sampler), capacity, decoder.taps)) as reading:
+        while True:
+            started, timer = perf_counter(), Timer(stats, target.device)
+            with computing(), timer:
+                try:
+                    tokens = next(reading)
+                except StopIteration as end:
+                    read: tuple[State, PromptOutput] = end.value
+                    return read
+                finally:
+                    timer.end("prompt")
+                    stats.prefill_seconds += perf_counter() - started
+            yield tokens
+
+
+@torch.inference_mode()
 def begin(
     target: Target[State],
     decoder: Decoder,
@@ -239,24 +274,23 @@ def begin(
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,
+    read: tuple[State, PromptOutput] | None = None,
 ) -> tuple[Batch[State], Round]:
-    """Prefill a batch of requests and choose the first token of each. The arguments are those of `speculate`.
+    """Choose the first token of each request of a batch. The other arguments are those of `speculate`.
+
+    Args:
+        read: the result of `read_prompts`; None to prefill the prompts now.
 
     Returns:
         The batch, whose state the caller closes, and the round of the prefill.
     """
-    decoder.admit(requests, sampler, canvas.stopping[0])
-    stats, started = canvas.stats, perf_counter()
-    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
-    nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
-    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
-
-    timer = Timer(stats, target.device)
+    if read is None:
+        decoder.admit(requests, sampler, canvas.stopping[0])
+        read = finish(read_prompts(target, decoder, sampler, requests, canvas))
+    (state, prefill), stats = read, canvas.stats
+    started, timer = perf_counter(), Timer(stats, target.device)
     timer.start()
     computing = target.computing(*decoder.modules)
-    with computing():
-        state, prefill = target.prefill(list_prompts(requests, sampler), capacity, decoder.taps)
-    timer.end("prompt")
     try:
         with computing():
             session = decoder.start(requests, prefill, sampler, random)
@@ -278,7 +312,7 @@ def begin(
     stats.prompt_forwards = prefill.forwards
     stats.target_forwards += prefill.forwards
     stats.cached_prompt_tokens = prefill.cached_tokens
-    stats.prefill_seconds = perf_counter() - started
+    stats.prefill_seconds += perf_counter() - started
     where = canvas, random, state, session, timer, prefill.forwards, computing
     batch = Batch(target, decoder, sampler, *where)
     return batch, Round(draft, first, scores, verdict, emission)
