@@ -174,6 +174,11 @@ class RunningBatch:
         return self.rows - sum(len(each.fresh) for each in self._all)
 
     @property
+    def _decoded(self) -> int:
+        """Number of rows whose prompts are read."""
+        return sum(len(each.rows) for each in self._running)
+
+    @property
     def handles(self) -> list[int]:
         """Handles of the requests in the batch, in the order in which they entered."""
         return [each.handle for each in self._all]
@@ -301,7 +306,7 @@ class RunningBatch:
 
     def _append(self, new: Batch[TargetState]) -> list[int]:
         """Append the rows of a request to the batch, and return their indices."""
-        count, first = len(new.canvas.ids), self.rows - self.free
+        count, first = len(new.canvas.ids), self._decoded
         self._batch = new if self._batch is None else self._batch.joined(new)
         return list(range(first, first + count))
 
@@ -317,7 +322,7 @@ class RunningBatch:
             self._batch.canvas.retire(range(count, size))
             return list(range(count))
         if count > len(free := self._free_slots):
-            self._resize(self._size_for(self.rows - self.free + count))
+            self._resize(self._size_for(self._decoded + count))
             free = self._free_slots
         self._batch = self._of_batch.overwritten(free[:count], new)
         return free[:count]
@@ -461,7 +466,7 @@ class RunningBatch:
         own.stats = own.stats.of_rows_alone()
         self._remove([newest])
         if self._has_slots:
-            self._resize(self.rows - self.free)  # no free slots, whose rows take memory too
+            self._resize(self._decoded)  # no free slots, whose rows take memory too
         return RowUpdate(newest.handle, newest.fresh, newest.make_output(own), error)
 
     def cancel(self, handle: int) -> None:
@@ -506,7 +511,7 @@ class RunningBatch:
         if self._has_slots:
             self._add_up(canvas.stats.part(left).of_rows_alone())
             canvas.retire(left)
-            size = self._size_for(LEAST_SHARE * (self.rows - self.free))
+            size = self._size_for(LEAST_SHARE * (self._decoded))
             if self._running and size < len(canvas.ids):
                 self._resize(size)
             return
