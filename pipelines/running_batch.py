@@ -1,7 +1,7 @@
 """RunningBatch (continuous batching): requests enter and leave between rounds, each with its own settings.
 
 The prefill of a request runs alone; then its rows are appended to the batch. With chunked prefill, each step
-reads some tokens of the prompts that are not read yet, in the order in which requests entered, and then
+prefills some tokens of the prompts that wait, in the order in which their requests entered, and then
 decodes a round. When a request leaves, the last rows of the batch replace its rows. In a compiled pipeline on
 a GPU the number of rows is one of few sizes, so that rounds are replayed from CUDA graphs: a request takes
 the slots of finished rows.
@@ -21,11 +21,11 @@ import torch
 
 from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas, RowOutput
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import PromptOutput, TargetState
 from mmspec.core.logprobs import TokenLogprob
-from mmspec.core.loop import Batch, begin, read_prompts, runs_by_itself
-from mmspec.core.reading import Reading, finish
+from mmspec.core.loop import Batch, begin, prefill_requests, runs_by_itself
 from mmspec.core.sampling import RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError
@@ -60,7 +60,7 @@ class RowUpdate:
             rows of a finished request are free.
         error: the error of a failed request; the output has the tokens decoded before. It is an
             OutOfMemoryError if the device had too little memory for a round, which ends the newest request.
-            It is any error of the model while it reads the prompt in a step; there is no output then.
+            An error of a chunked prefill ends its request without an output.
         logprobs: of the new tokens of each row; empty lists if the request does not ask for them.
     """
 
@@ -98,24 +98,24 @@ class Running:
 
 
 @dataclass(eq=False)
-class Unread:
-    """A request whose prompts are not read yet.
+class Waiting:
+    """A request whose prefill has not ended.
 
     Attributes:
-        reading: the prefill.
+        prefill: of its prompts.
         tokens: number of tokens of its next forward pass; 0 before the prefill has begun.
     """
 
     running: Running
     call: Call
     sampler: RowSettings
-    reading: Reading[tuple[TargetState, PromptOutput]]
+    prefill: ChunkedPrefill[tuple[TargetState, PromptOutput]]
     tokens: int = 0
 
-    def read(self) -> tuple[TargetState, PromptOutput] | None:
+    def advance(self) -> tuple[TargetState, PromptOutput] | None:
         """Begin the prefill, or run its next forward pass; returns its result after the last one."""
         try:
-            self.tokens = next(self.reading)
+            self.tokens = next(self.prefill)
         except StopIteration as end:
             result: tuple[TargetState, PromptOutput] = end.value
             return result
@@ -146,7 +146,7 @@ class RunningBatch:
         self._past = DecodingStats(pipe.accelerator.name, pipe.accelerator.exactness)
         self._batch: Batch[TargetState] | None = None
         self._running: list[Running] = []
-        self._unread: list[Unread] = []  # in the order in which they entered
+        self._waiting: list[Waiting] = []  # in the order in which they entered
         self._handles = 0
         self._has_slots = pipe.target.has_fixed_rows
         self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
@@ -175,7 +175,7 @@ class RunningBatch:
 
     @property
     def _decoded(self) -> int:
-        """Number of rows whose prompts are read."""
+        """Number of rows that are decoded."""
         return sum(len(each.rows) for each in self._running)
 
     @property
@@ -185,8 +185,8 @@ class RunningBatch:
 
     @property
     def _all(self) -> list[Running]:
-        """The requests in the batch, with those whose prompts are not read yet."""
-        return [*self._running, *(each.running for each in self._unread)]
+        """The requests in the batch, with those whose prefill has not ended."""
+        return [*self._running, *(each.running for each in self._waiting)]
 
     def prompt_tokens(self, handle: int) -> int:
         """Return the length of a request's first prompt, visual tokens included; 0 if not in the batch."""
@@ -236,26 +236,26 @@ class RunningBatch:
         self._decoder.admit(call.requests, sampler, call.canvas.stopping[0])
         before, length = call.requests[0].text_before, call.canvas.prompt_lengths[0]
         running = Running(self._handles, make_output, [], before, length, [[] for _ in range(count)])
-        reading = read_prompts(target, self._decoder, sampler, call.requests, call.canvas)
-        new = Unread(running, call, sampler, reading)
+        prefill = prefill_requests(target, self._decoder, sampler, call.requests, call.canvas)
+        new = Waiting(running, call, sampler, prefill)
         if at_once or target.prefill_tokens is None:
-            self._join(new, finish(reading))
+            self._join(new, finish(prefill))
         else:
-            self._unread.append(new)
+            self._waiting.append(new)
         self._handles += 1
         return running.handle
 
     @property
     def _samplers(self) -> list[RowSettings]:
-        """Settings of the rows in the batch, and of those whose prompts are not read yet."""
+        """Settings of the rows in the batch, and of those whose prefill has not ended."""
         running = [self._of_batch.sampler] if self._running else []
-        return [*running, *(each.sampler for each in self._unread)]
+        return [*running, *(each.sampler for each in self._waiting)]
 
-    def _join(self, new: Unread, read: tuple[TargetState, PromptOutput]) -> None:
-        """Choose the first tokens of a request whose prompt is read, and add its rows to the batch."""
+    def _join(self, new: Waiting, prefilled: tuple[TargetState, PromptOutput]) -> None:
+        """Choose the first tokens of a request after its prefill, and add its rows to the batch."""
         call, running = new.call, new.running
         where = new.sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(self.pipe.target, self._decoder, *where, read)
+        batch, prompts = begin(self.pipe.target, self._decoder, *where, prefilled)
         running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
@@ -270,22 +270,22 @@ class RunningBatch:
             raise
         self._running.append(running)
 
-    def _read_prompts(self) -> list[RowUpdate]:
-        """Read prompts in the order of requests: up to `prefill_tokens` tokens, but at least one chunk.
+    def _prefill_some(self) -> list[RowUpdate]:
+        """Prefill up to `prefill_tokens` tokens, and at least one chunk, in the order of requests.
 
         Returns:
-            Updates of requests that failed. Those whose prompts are read have joined the batch.
+            Updates of requests that failed. Those whose prefill has ended have joined the batch.
         """
         failed: list[RowUpdate] = []
         most = left = self.pipe.target.prefill_tokens or 0
-        while self._unread and (left == most or self._unread[0].tokens <= left):
-            new = self._unread[0]
+        while self._waiting and (left == most or self._waiting[0].tokens <= left):
+            new = self._waiting[0]
             left -= new.tokens
             try:
-                read = new.read()
-                if read is not None:
-                    self._unread.remove(new)
-                    self._join(new, read)
+                prefilled = new.advance()
+                if prefilled is not None:
+                    self._waiting.remove(new)
+                    self._join(new, prefilled)
             except Exception as error:
                 failed.append(self._drop(new, error))
             except BaseException:
@@ -293,11 +293,11 @@ class RunningBatch:
                 raise
         return failed
 
-    def _drop(self, unread: Unread, error: Exception) -> RowUpdate:
-        """Remove a request that failed before its prompts were read."""
-        unread.reading.close()
-        self._unread = [each for each in self._unread if each is not unread]
-        return RowUpdate(unread.running.handle, unread.running.fresh, error=error)
+    def _drop(self, waiting: Waiting, error: Exception) -> RowUpdate:
+        """Remove a request whose prefill failed."""
+        waiting.prefill.close()
+        self._waiting = [each for each in self._waiting if each is not waiting]
+        return RowUpdate(waiting.running.handle, waiting.running.fresh, error=error)
 
     @property
     def _of_batch(self) -> Batch[TargetState]:
@@ -391,15 +391,15 @@ class RunningBatch:
     def step(self) -> list[RowUpdate]:
         """Decode one round and return its updates; the rows of finished requests become free.
 
-        With chunked prefill, prompts that are not read yet are read before the round.
+        With chunked prefill, a part of the waiting prompts is prefilled before the round.
 
         Raises:
             BaseException: an error of the model; the batch is closed and its requests are lost.
         """
-        unread = self._read_prompts()
+        failed = self._prefill_some()
         if self._batch is None or not self._running:
-            return unread
-        failed = [*unread, *self._decode_round()]
+            return failed
+        failed += self._decode_round()
         canvas = self._batch.canvas
         updates, ended = [], []
         for running in self._running:
@@ -438,7 +438,7 @@ class RunningBatch:
                 tokens = batch.read_round().tokens
                 batch.tighten()
             except torch.OutOfMemoryError as error:
-                if len(self._running) == 1 and not self._being_read or not before.restore():
+                if len(self._running) == 1 and not self._in_prefill or not before.restore():
                     self.close()
                     raise
                 ended.append(self._end_newest(error))
@@ -451,14 +451,14 @@ class RunningBatch:
             return ended
 
     @property
-    def _being_read(self) -> list[Unread]:
+    def _in_prefill(self) -> list[Waiting]:
         """Requests whose prefill has begun, and which therefore take memory."""
-        return [each for each in self._unread if each.tokens]
+        return [each for each in self._waiting if each.tokens]
 
     def _end_newest(self, error: torch.OutOfMemoryError) -> RowUpdate:
         """End the request that has entered last and takes memory, so that the others have it."""
-        if self._being_read:
-            return self._drop(self._being_read[-1], error)
+        if self._in_prefill:
+            return self._drop(self._in_prefill[-1], error)
         newest = self._running[-1]
         canvas = self._of_batch.canvas
         canvas.retire(newest.rows)
@@ -475,21 +475,21 @@ class RunningBatch:
         Raises:
             InputError: the batch has no request with this handle.
         """
-        unread = [each for each in self._unread if each.running.handle == handle]
-        for each in unread:
-            each.reading.close()
-            self._unread.remove(each)
+        waiting = [each for each in self._waiting if each.running.handle == handle]
+        for each in waiting:
+            each.prefill.close()
+            self._waiting.remove(each)
         found = [each for each in self._running if each.handle == handle]
-        if not found and not unread:
+        if not found and not waiting:
             known = self.handles or "there is none"
             raise InputError("handle", handle, f"must be that of a request in the batch: {known}")
         self._remove(found)
 
     def close(self) -> None:
         """Cancel all requests and release the pipeline."""
-        for each in self._unread:
-            each.reading.close()
-        self._unread = []
+        for each in self._waiting:
+            each.prefill.close()
+        self._waiting = []
         self._remove(list(self._running))
         self._close_batch()
         self._held.close()

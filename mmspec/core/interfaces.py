@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas, Emission, Stopping
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import AnyDistribution, Categorical, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.image_grid import ImageGrid, Layout
 from mmspec.core.once import once
 from mmspec.core.promise import Level, Promise
 from mmspec.core.random_stream import RandomStream
-from mmspec.core.reading import Reading
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, RowSettings
@@ -93,7 +93,8 @@ class PromptOutput(Rows):
             nothing from a prompt alone.
         taps: layer index -> B hidden states [1, L_b, d], one per prompt.
         cached_tokens: number of tokens of all prompts that the prefix cache supplied.
-        forwards: forward passes of each row; 0 if the prompts are processed with every draft instead.
+        forwards: forward passes of each row, the chunks of a prompt counted as one; 0 if the prompts are
+            processed with every draft instead.
         cache: the target's KV cache, for drafters that read it; None if the target has none, or after rows
             have moved.
     """
@@ -208,10 +209,10 @@ class Target(ABC, Generic[State]):
             The state, and the logits and taps after each prompt.
         """
 
-    def reading(
+    def chunked_prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> Reading[tuple[State, PromptOutput]]:
-        """Prefill prompts, with a pause before each forward pass, in which other batches can be scored.
+    ) -> ChunkedPrefill[tuple[State, PromptOutput]]:
+        """Prefill prompts, with a pause before each forward pass, in which other batches can be decoded.
 
         The arguments and the result are those of `prefill`. By default there is one pause, for all prompts.
         """

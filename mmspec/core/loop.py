@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Emission
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.decoder import Decoder
 from mmspec.core.distributions import AnyDistribution
 from mmspec.core.draft import Draft
@@ -31,7 +32,6 @@ from mmspec.core.interfaces import (
 )
 from mmspec.core.logprobs import pack
 from mmspec.core.random_stream import RandomStream
-from mmspec.core.reading import Reading, finish
 from mmspec.core.round_graphs import RoundGraphs, Steady
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, RowSettings
@@ -234,14 +234,16 @@ class Snapshot:
 
 
 @torch.inference_mode()
-def read_prompts(
+def prefill_requests(
     target: Target[State],
     decoder: Decoder,
     sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
-) -> Reading[tuple[State, PromptOutput]]:
-    """Prefill a batch of requests, with pauses; see `Target.reading`. The arguments are those of `speculate`.
+) -> ChunkedPrefill[tuple[State, PromptOutput]]:
+    """Prefill a batch of requests, with pauses; see `Target.chunked_prefill`.
+
+    The arguments are those of `speculate`.
 
     Returns:
         The state and the prefill, as `begin` takes them.
@@ -251,15 +253,16 @@ def read_prompts(
     nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
     capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
     computing = target.computing(*decoder.modules)
-    with closing(target.reading(list_prompts(requests, sampler), capacity, decoder.taps)) as reading:
+    prompts = list_prompts(requests, sampler)
+    with closing(target.chunked_prefill(prompts, capacity, decoder.taps)) as prefill:
         while True:
             started, timer = perf_counter(), Timer(stats, target.device)
             with computing(), timer:
                 try:
-                    tokens = next(reading)
+                    tokens = next(prefill)
                 except StopIteration as end:
-                    read: tuple[State, PromptOutput] = end.value
-                    return read
+                    result: tuple[State, PromptOutput] = end.value
+                    return result
                 finally:
                     timer.end("prompt")
                     stats.prefill_seconds += perf_counter() - started
@@ -274,20 +277,20 @@ def begin(
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,
-    read: tuple[State, PromptOutput] | None = None,
+    prefilled: tuple[State, PromptOutput] | None = None,
 ) -> tuple[Batch[State], Round]:
     """Choose the first token of each request of a batch. The other arguments are those of `speculate`.
 
     Args:
-        read: the result of `read_prompts`; None to prefill the prompts now.
+        prefilled: the result of `prefill_requests`; None to prefill the prompts now.
 
     Returns:
         The batch, whose state the caller closes, and the round of the prefill.
     """
-    if read is None:
+    if prefilled is None:
         decoder.admit(requests, sampler, canvas.stopping[0])
-        read = finish(read_prompts(target, decoder, sampler, requests, canvas))
-    (state, prefill), stats = read, canvas.stats
+        prefilled = finish(prefill_requests(target, decoder, sampler, requests, canvas))
+    (state, prefill), stats = prefilled, canvas.stats
     started, timer = perf_counter(), Timer(stats, target.device)
     timer.start()
     computing = target.computing(*decoder.modules)

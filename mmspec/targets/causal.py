@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.core.cache import RaggedCache
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.draft import Block, Nodes
 from mmspec.core.graphs import has_graphs
 from mmspec.core.interfaces import AnyDraft, AnyVerdict, PromptOutput, TargetOutput, TargetState
-from mmspec.core.reading import Reading, finish
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.core.rows import named
 from mmspec.core.verdict import Fill
@@ -208,15 +208,15 @@ class CausalTarget(ModelTarget[AnyState]):
         taps: Sequence[int] = (),
     ) -> tuple[CausalState, PromptOutput]:
         """Prefill only some places [K] of each prompt, each at its own position; None for all."""
-        return finish(self._reading(prompts, places, capacity, taps))
+        return finish(self._chunked_prefill(prompts, places, capacity, taps))
 
-    def reading(
+    def chunked_prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
-    ) -> Reading[tuple[AnyState, PromptOutput]]:
+    ) -> ChunkedPrefill[tuple[AnyState, PromptOutput]]:
         is_replaced = getattr(self.prefill, "__func__", None) is not CausalTarget.prefill
         if is_replaced or self.prefill_tokens is None:
-            return (yield from super().reading(prompts, capacity, taps))
-        return (yield from self._reading(prompts, [None] * len(prompts), capacity, taps))
+            return (yield from super().chunked_prefill(prompts, capacity, taps))
+        return (yield from self._chunked_prefill(prompts, [None] * len(prompts), capacity, taps))
 
     @functools.cached_property
     def can_split(self) -> bool:
@@ -226,13 +226,13 @@ class CausalTarget(ModelTarget[AnyState]):
         """
         return all(closed_form(mixer) is not None for mixer in find_mixers(self.model))
 
-    def _reading(
+    def _chunked_prefill(
         self,
         prompts: Sequence[Mapping[str, Tensor]],
         places: Sequence[Tensor | None],
         capacity: int,
         taps: Sequence[int],
-    ) -> Reading[tuple[CausalState, PromptOutput]]:
+    ) -> ChunkedPrefill[tuple[CausalState, PromptOutput]]:
         """Prefill the prompts in chunks of up to `prefill_tokens`; see `prefill_part`."""
         whole = [prompt["input_ids"].shape[1] for prompt in prompts]
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
@@ -374,7 +374,7 @@ class CausalTarget(ModelTarget[AnyState]):
         memory: PrefixCache | None,
         places: Tensor | None,
         size: int,
-    ) -> Reading[tuple[Tensor, dict[int, Tensor], int]]:
+    ) -> ChunkedPrefill[tuple[Tensor, dict[int, Tensor], int]]:
         """Prefill the prompt of one row, except for its cached prefix and with its cached images.
 
         Args:

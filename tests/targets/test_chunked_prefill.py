@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.core.reading import finish
+from mmspec.core.chunked_prefill import finish
 from mmspec.core.sampling import Sampler
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.targets.prefix import PrefixCache
@@ -40,10 +40,10 @@ def text_target(name: str) -> CausalTarget:
 @torch.inference_mode()
 def chunks_of(target: CausalTarget, prompts: Prompts) -> list[int]:
     """Tokens of every forward pass of a prefill."""
-    reading, seen = target.reading(prompts, 64), list[int]()
+    prefill, seen = target.chunked_prefill(prompts, 64), list[int]()
     while True:
         try:
-            seen.append(next(reading))
+            seen.append(next(prefill))
         except StopIteration as end:
             end.value[0].close()
             return seen
@@ -59,7 +59,7 @@ def assert_read_alike(target: CausalTarget, prompts: Prompts, size: int, taps: S
 
     lengths = [inputs["input_ids"].shape[1] for inputs in prompts]
     target.prefill_tokens = size
-    state, output = finish(target.reading(prompts, max(lengths) + 8, taps))
+    state, output = finish(target.chunked_prefill(prompts, max(lengths) + 8, taps))
     target.prefill_tokens = None
     expected_state, expected = target.prefill(prompts, max(lengths) + 8, taps)
     assert close(output.logits, expected.logits), "logits"
@@ -164,14 +164,14 @@ def test_the_prefix_cache_fills_and_hits(family: str) -> None:
         assert run.outputs() == [generate(target.model, row, 6)]
 
 
-def test_readings_that_are_given_up_leave_no_hooks() -> None:
+def test_prefills_that_are_given_up_leave_no_hooks() -> None:
     target = text_target("llama")
     target.prefill_tokens = SIZE
-    reading = target.reading([prompt(45)], 64, (0, -1))
+    prefill = target.chunked_prefill([prompt(45)], 64, (0, -1))
     with torch.inference_mode():
-        next(reading)
-        next(reading)
-        reading.close()
+        next(prefill)
+        next(prefill)
+        prefill.close()
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in target.model.modules())
 
 
@@ -183,11 +183,11 @@ def test_batches_decode_between_chunks() -> None:
     alone = answer(target, drafter(target), [prompt(20)], Sampler(), 9).outputs()
     target.prefill_tokens = SIZE
     with torch.inference_mode():
-        reading = target.reading(long, 64, taps)
+        prefill = target.chunked_prefill(long, 64, taps)
         for _ in range(3):
-            next(reading)
+            next(prefill)
             assert answer(target, drafter(target), [prompt(20)], Sampler(), 9).outputs() == alone
-        state, output = finish(reading)
+        state, output = finish(prefill)
         target.prefill_tokens = None
         other, expected = target.prefill(long, 64, taps)
     assert close(output.logits, expected.logits)
