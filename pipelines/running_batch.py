@@ -1,8 +1,10 @@
 """RunningBatch (continuous batching): requests enter and leave between rounds, each with its own settings.
 
-The prefill of a request runs alone; then its rows are appended to the batch. When it leaves, the last rows of
-the batch replace its rows. In a compiled pipeline on a GPU the number of rows is one of few
-sizes, so that rounds are replayed from CUDA graphs: a request takes the slots of finished rows.
+The prefill of a request runs alone; then its rows are appended to the batch. With chunked prefill, each step
+prefills some tokens of the prompts that wait, in the order in which their requests entered, and then
+decodes a round. When a request leaves, the last rows of the batch replace its rows. In a compiled pipeline on
+a GPU the number of rows is one of few sizes, so that rounds are replayed from CUDA graphs: a request takes
+the slots of finished rows.
 
 The output of a request is the same as in a call of its own: rows are computed independently, and random
 numbers depend on the seed of the request. There is no scheduler: a request enters if there is room.
@@ -19,13 +21,14 @@ import torch
 
 from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas, RowOutput
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.graphs import rows_of_graph
-from mmspec.core.interfaces import TargetState
+from mmspec.core.interfaces import PromptOutput, TargetState
 from mmspec.core.logprobs import TokenLogprob
-from mmspec.core.loop import Batch, begin, runs_by_itself
-from mmspec.core.sampling import Sampler
+from mmspec.core.loop import Batch, begin, prefill_requests, runs_by_itself
+from mmspec.core.sampling import RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
-from mmspec.errors import InputError, NoRoomError, NumericalError
+from mmspec.errors import InputError, NoRoomError
 from mmspec.pipelines.outputs import CallOutput
 from mmspec.plugins import METHODS
 from mmspec.targets import CausalTarget
@@ -57,13 +60,14 @@ class RowUpdate:
             rows of a finished request are free.
         error: the error of a failed request; the output has the tokens decoded before. It is an
             OutOfMemoryError if the device had too little memory for a round, which ends the newest request.
+            An error of a chunked prefill ends its request without an output.
         logprobs: of the new tokens of each row; empty lists if the request does not ask for them.
     """
 
     handle: int
     tokens: list[RowOutput]
     output: CallOutput | None = None
-    error: NumericalError | torch.OutOfMemoryError | None = None
+    error: Exception | None = None
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
 
 
@@ -83,6 +87,7 @@ class Running:
     make_output: Callable[[Canvas], CallOutput]  # from the canvas of its rows
     rows: list[int]  # in the batch
     text_before: list[int]  # of the first row's `Request`
+    prompt_tokens: int  # of the first row
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
     cached_tokens: int = 0  # of its prompts, which the prefix cache supplied
 
@@ -90,6 +95,31 @@ class Running:
         """Add new tokens of its rows."""
         for fresh, new in zip(self.fresh, tokens, strict=True):
             fresh.extend(new)
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request whose prefill has not ended.
+
+    Attributes:
+        prefill: of its prompts.
+        tokens: number of tokens of its next forward pass; 0 before the prefill has begun.
+    """
+
+    running: Running
+    call: Call
+    sampler: RowSettings
+    prefill: ChunkedPrefill[tuple[TargetState, PromptOutput]]
+    tokens: int = 0
+
+    def advance(self) -> tuple[TargetState, PromptOutput] | None:
+        """Begin the prefill, or run its next forward pass; returns its result after the last one."""
+        try:
+            self.tokens = next(self.prefill)
+        except StopIteration as end:
+            result: tuple[TargetState, PromptOutput] = end.value
+            return result
+        return None
 
 
 class RunningBatch:
@@ -116,6 +146,7 @@ class RunningBatch:
         self._past = DecodingStats(pipe.accelerator.name, pipe.accelerator.exactness)
         self._batch: Batch[TargetState] | None = None
         self._running: list[Running] = []
+        self._waiting: list[Waiting] = []  # in the order in which they entered
         self._handles = 0
         self._has_slots = pipe.target.has_fixed_rows
         self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
@@ -140,27 +171,36 @@ class RunningBatch:
     @property
     def free(self) -> int:
         """Number of free rows."""
-        return self.rows - sum(len(each.rows) for each in self._running)
+        return self.rows - sum(len(each.fresh) for each in self._all)
+
+    @property
+    def _decoded(self) -> int:
+        """Number of rows that are decoded."""
+        return sum(len(each.rows) for each in self._running)
 
     @property
     def handles(self) -> list[int]:
         """Handles of the requests in the batch, in the order in which they entered."""
-        return [each.handle for each in self._running]
+        return [each.handle for each in self._all]
+
+    @property
+    def _all(self) -> list[Running]:
+        """The requests in the batch, with those whose prefill has not ended."""
+        return [*self._running, *(each.running for each in self._waiting)]
 
     def prompt_tokens(self, handle: int) -> int:
         """Return the length of a request's first prompt, visual tokens included; 0 if not in the batch."""
-        for running in self._running:
-            if running.handle == handle and self._batch is not None:
-                return self._batch.canvas.prompt_lengths[running.rows[0]]
-        return 0
+        return next((each.prompt_tokens for each in self._all if each.handle == handle), 0)
 
     def text_before(self, handle: int) -> list[int]:
         """Return the last tokens of a request's first prompt if the output continues their text, else []."""
-        return next((each.text_before for each in self._running if each.handle == handle), [])
+        return next((each.text_before for each in self._all if each.handle == handle), [])
 
     @torch.inference_mode()
     def enter(self, prompt: object, **arguments: object) -> int:
         """Add a request to the batch: run its prefill, and decode it from the next round on.
+
+        With chunked prefill (`MMSpecPipeline.enable_chunked_prefill`), the next steps run the prefill.
 
         Args:
             prompt: prompt or prompts of the request, as in a call of the pipeline.
@@ -178,25 +218,44 @@ class RunningBatch:
         """
         return self._enter(*self.pipe._prepare_request(prompt, arguments))
 
-    def _enter(self, call: Call, make_output: Callable[[Canvas], CallOutput]) -> int:
+    def _enter(self, call: Call, make_output: Callable[[Canvas], CallOutput], at_once: bool = False) -> int:
         count = len(call.requests)
         if count > self.rows:
             raise InputError("rows", count, f"must be at most {self.rows}, the rows of the running batch")
         if count > self.free:
             raise NoRoomError(f"{self.free} rows are free, {count} are needed; enter the request again later")
-        if self._running and self._of_batch.sampler.is_guided != call.sampler.is_guided:
+        if any(each.is_guided != call.sampler.is_guided for each in self._samplers):
             raise NoRoomError(
                 "requests with and without guidance cannot be decoded together; enter the request again later"
             )
-        before = call.requests[0].text_before
         accelerator, target = self.pipe.accelerator, self.pipe.target
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
             rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
             raise InputError("accelerator", accelerator.name, rule)
         sampler = call.sampler.on_device(count, target.device) if self._has_slots else call.sampler
-        where = sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(target, self._decoder, *where)
-        running = Running(self._handles, make_output, [], before, [[] for _ in range(count)])
+        self._decoder.admit(call.requests, sampler, call.canvas.stopping[0])
+        before, length = call.requests[0].text_before, call.canvas.prompt_lengths[0]
+        running = Running(self._handles, make_output, [], before, length, [[] for _ in range(count)])
+        prefill = prefill_requests(target, self._decoder, sampler, call.requests, call.canvas)
+        new = Waiting(running, call, sampler, prefill)
+        if at_once or target.prefill_tokens is None:
+            self._join(new, finish(prefill))
+        else:
+            self._waiting.append(new)
+        self._handles += 1
+        return running.handle
+
+    @property
+    def _samplers(self) -> list[RowSettings]:
+        """Settings of the rows in the batch, and of those whose prefill has not ended."""
+        running = [self._of_batch.sampler] if self._running else []
+        return [*running, *(each.sampler for each in self._waiting)]
+
+    def _join(self, new: Waiting, prefilled: tuple[TargetState, PromptOutput]) -> None:
+        """Choose the first tokens of a request after its prefill, and add its rows to the batch."""
+        call, running = new.call, new.running
+        where = new.sampler, call.requests, call.canvas, call.random
+        batch, prompts = begin(self.pipe.target, self._decoder, *where, prefilled)
         running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
@@ -209,9 +268,36 @@ class RunningBatch:
         except BaseException:
             batch.state.close()
             raise
-        self._handles += 1
         self._running.append(running)
-        return running.handle
+
+    def _prefill_some(self) -> list[RowUpdate]:
+        """Prefill up to `prefill_tokens` tokens, and at least one chunk, in the order of requests.
+
+        Returns:
+            Updates of requests that failed. Those whose prefill has ended have joined the batch.
+        """
+        failed: list[RowUpdate] = []
+        most = left = self.pipe.target.prefill_tokens or 0
+        while self._waiting and (left == most or self._waiting[0].tokens <= left):
+            new = self._waiting[0]
+            left -= new.tokens
+            try:
+                prefilled = new.advance()
+                if prefilled is not None:
+                    self._waiting.remove(new)
+                    self._join(new, prefilled)
+            except Exception as error:
+                failed.append(self._drop(new, error))
+            except BaseException:
+                self.close()
+                raise
+        return failed
+
+    def _drop(self, waiting: Waiting, error: Exception) -> RowUpdate:
+        """Remove a request whose prefill failed."""
+        waiting.prefill.close()
+        self._waiting = [each for each in self._waiting if each is not waiting]
+        return RowUpdate(waiting.running.handle, waiting.running.fresh, error=error)
 
     @property
     def _of_batch(self) -> Batch[TargetState]:
@@ -220,7 +306,7 @@ class RunningBatch:
 
     def _append(self, new: Batch[TargetState]) -> list[int]:
         """Append the rows of a request to the batch, and return their indices."""
-        count, first = len(new.canvas.ids), self.rows - self.free
+        count, first = len(new.canvas.ids), self._decoded
         self._batch = new if self._batch is None else self._batch.joined(new)
         return list(range(first, first + count))
 
@@ -236,7 +322,7 @@ class RunningBatch:
             self._batch.canvas.retire(range(count, size))
             return list(range(count))
         if count > len(free := self._free_slots):
-            self._resize(self._size_for(self.rows - self.free + count))
+            self._resize(self._size_for(self._decoded + count))
             free = self._free_slots
         self._batch = self._of_batch.overwritten(free[:count], new)
         return free[:count]
@@ -273,7 +359,7 @@ class RunningBatch:
             return
         examples = [each if isinstance(each, Call) else each.batch(0, 1) for each in self._examples()]
         for call in examples:  # the batch keeps the kinds of their settings
-            self.cancel(self._enter(call, no_output))
+            self.cancel(self._enter(call, no_output, at_once=True))
         for size in sorted({self._size_for(1 + row) for row in range(self.rows)}, reverse=True):
             self._resize(size)
             batch = self._of_batch
@@ -305,12 +391,15 @@ class RunningBatch:
     def step(self) -> list[RowUpdate]:
         """Decode one round and return its updates; the rows of finished requests become free.
 
+        With chunked prefill, a part of the waiting prompts is prefilled before the round.
+
         Raises:
             BaseException: an error of the model; the batch is closed and its requests are lost.
         """
+        failed = self._prefill_some()
         if self._batch is None or not self._running:
-            return []
-        failed = self._decode_round()
+            return failed
+        failed += self._decode_round()
         canvas = self._batch.canvas
         updates, ended = [], []
         for running in self._running:
@@ -349,7 +438,7 @@ class RunningBatch:
                 tokens = batch.read_round().tokens
                 batch.tighten()
             except torch.OutOfMemoryError as error:
-                if len(self._running) == 1 or not before.restore():
+                if len(self._running) == 1 and not self._in_prefill or not before.restore():
                     self.close()
                     raise
                 ended.append(self._end_newest(error))
@@ -361,8 +450,15 @@ class RunningBatch:
                 each.take([tokens[row] for row in each.rows])
             return ended
 
+    @property
+    def _in_prefill(self) -> list[Waiting]:
+        """Requests whose prefill has begun, and which therefore take memory."""
+        return [each for each in self._waiting if each.tokens]
+
     def _end_newest(self, error: torch.OutOfMemoryError) -> RowUpdate:
-        """End the request that entered last, so that the others have its memory."""
+        """End the request that has entered last and takes memory, so that the others have it."""
+        if self._in_prefill:
+            return self._drop(self._in_prefill[-1], error)
         newest = self._running[-1]
         canvas = self._of_batch.canvas
         canvas.retire(newest.rows)
@@ -370,7 +466,7 @@ class RunningBatch:
         own.stats = own.stats.of_rows_alone()
         self._remove([newest])
         if self._has_slots:
-            self._resize(self.rows - self.free)  # no free slots, whose rows take memory too
+            self._resize(self._decoded)  # no free slots, whose rows take memory too
         return RowUpdate(newest.handle, newest.fresh, newest.make_output(own), error)
 
     def cancel(self, handle: int) -> None:
@@ -379,14 +475,21 @@ class RunningBatch:
         Raises:
             InputError: the batch has no request with this handle.
         """
+        waiting = [each for each in self._waiting if each.running.handle == handle]
+        for each in waiting:
+            each.prefill.close()
+            self._waiting.remove(each)
         found = [each for each in self._running if each.handle == handle]
-        if not found:
+        if not found and not waiting:
             known = self.handles or "there is none"
             raise InputError("handle", handle, f"must be that of a request in the batch: {known}")
         self._remove(found)
 
     def close(self) -> None:
         """Cancel all requests and release the pipeline."""
+        for each in self._waiting:
+            each.prefill.close()
+        self._waiting = []
         self._remove(list(self._running))
         self._close_batch()
         self._held.close()
@@ -408,7 +511,7 @@ class RunningBatch:
         if self._has_slots:
             self._add_up(canvas.stats.part(left).of_rows_alone())
             canvas.retire(left)
-            size = self._size_for(LEAST_SHARE * (self.rows - self.free))
+            size = self._size_for(LEAST_SHARE * (self._decoded))
             if self._running and size < len(canvas.ids):
                 self._resize(size)
             return

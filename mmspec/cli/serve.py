@@ -101,6 +101,14 @@ def serve(
             show_default="an eighth of the free memory",
         ),
     ] = None,
+    prefill_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Number of prompt tokens that are read between two rounds, so that other requests keep "
+            "streaming; 0 to read prompts whole.",
+        ),
+    ] = 512,
     allow_url_domain: Annotated[
         list[str] | None,
         typer.Option(
@@ -186,7 +194,7 @@ def serve(
         choose(accelerator, source, how.drafter)  # raises for an unknown name or a missing drafter
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
-        what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes
+        what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes, prefill_tokens
         engines = [load_engine(source, *what) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins, tool_parser, reasoning_parser)
         start_log(as_json=log_format is LogFormat.JSON)
@@ -225,6 +233,7 @@ def load_engine(
     how: LoadOptions,
     compiled: bool = False,
     prefix_cache_bytes: int | None = None,
+    prefill_tokens: int = 0,
 ) -> Engine:
     """Load a model with its accelerator, compiled if asked for, and return its engine."""
     from mmspec.core.graphs import has_graphs
@@ -246,6 +255,8 @@ def load_engine(
     if compiled:
         pipe.compile(())
     remember_prompts(pipe, prefix_cache_bytes)
+    if prefill_tokens:
+        pipe.enable_chunked_prefill(prefill_tokens)
     name = name_of(source)
     reason = why_in_turn(pipe)
     note(

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Emission
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.decoder import Decoder
 from mmspec.core.distributions import AnyDistribution
 from mmspec.core.draft import Draft
 from mmspec.core.grammar import MOST_CERTAIN, with_certain
 from mmspec.core.interfaces import (
     DraftSession,
+    PromptOutput,
     Request,
     Round,
     State,
@@ -232,6 +234,42 @@ class Snapshot:
 
 
 @torch.inference_mode()
+def prefill_requests(
+    target: Target[State],
+    decoder: Decoder,
+    sampler: RowSettings,
+    requests: Sequence[Request],
+    canvas: Canvas,
+) -> ChunkedPrefill[tuple[State, PromptOutput]]:
+    """Prefill a batch of requests, with pauses; see `Target.chunked_prefill`.
+
+    The arguments are those of `speculate`.
+
+    Returns:
+        The state and the prefill, as `begin` takes them.
+    """
+    stats = canvas.stats
+    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
+    nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
+    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
+    computing = target.computing(*decoder.modules)
+    prompts = list_prompts(requests, sampler)
+    with closing(target.chunked_prefill(prompts, capacity, decoder.taps)) as prefill:
+        while True:
+            started, timer = perf_counter(), Timer(stats, target.device)
+            with computing(), timer:
+                try:
+                    tokens = next(prefill)
+                except StopIteration as end:
+                    result: tuple[State, PromptOutput] = end.value
+                    return result
+                finally:
+                    timer.end("prompt")
+                    stats.prefill_seconds += perf_counter() - started
+            yield tokens
+
+
+@torch.inference_mode()
 def begin(
     target: Target[State],
     decoder: Decoder,
@@ -239,24 +277,23 @@ def begin(
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,
+    prefilled: tuple[State, PromptOutput] | None = None,
 ) -> tuple[Batch[State], Round]:
-    """Prefill a batch of requests and choose the first token of each. The arguments are those of `speculate`.
+    """Choose the first token of each request of a batch. The other arguments are those of `speculate`.
+
+    Args:
+        prefilled: the result of `prefill_requests`; None to prefill the prompts now.
 
     Returns:
         The batch, whose state the caller closes, and the round of the prefill.
     """
-    decoder.admit(requests, sampler, canvas.stopping[0])
-    stats, started = canvas.stats, perf_counter()
-    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
-    nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
-    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
-
-    timer = Timer(stats, target.device)
+    if prefilled is None:
+        decoder.admit(requests, sampler, canvas.stopping[0])
+        prefilled = finish(prefill_requests(target, decoder, sampler, requests, canvas))
+    (state, prefill), stats = prefilled, canvas.stats
+    started, timer = perf_counter(), Timer(stats, target.device)
     timer.start()
     computing = target.computing(*decoder.modules)
-    with computing():
-        state, prefill = target.prefill(list_prompts(requests, sampler), capacity, decoder.taps)
-    timer.end("prompt")
     try:
         with computing():
             session = decoder.start(requests, prefill, sampler, random)
@@ -278,7 +315,7 @@ def begin(
     stats.prompt_forwards = prefill.forwards
     stats.target_forwards += prefill.forwards
     stats.cached_prompt_tokens = prefill.cached_tokens
-    stats.prefill_seconds = perf_counter() - started
+    stats.prefill_seconds += perf_counter() - started
     where = canvas, random, state, session, timer, prefill.forwards, computing
     batch = Batch(target, decoder, sampler, *where)
     return batch, Round(draft, first, scores, verdict, emission)

@@ -55,7 +55,7 @@ class Ticket:
         names: field names of the request by pipeline argument, for error messages.
 
     Attributes:
-        prompt_tokens: length of the prompt of each row that has entered the batch, else 0.
+        prompt_tokens: length of the prompt of each row whose prompt has been read, else 0.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Ticket:
         self.is_cancelled = False  # set here, read by the worker before each round
 
     async def entered(self, seconds: float) -> None:
-        """Wait until every row has entered the batch; earlier text is kept.
+        """Wait until the prompt of every row has been read; earlier text is kept.
 
         Args:
             seconds: how long to wait while no row leaves the queue. There is no limit while the queue moves:
@@ -301,7 +301,7 @@ class Engine:
             return True
         began = perf_counter()
         try:
-            handle, event = batch.enter(row.prompt, **row.settings)
+            handle, prompt_tokens = batch.enter(row.prompt, **row.settings)
         except NoRoomError:
             return False
         except Exception as error:
@@ -314,8 +314,7 @@ class Engine:
             raise
         else:
             self._running[handle] = row
-            self.metrics.count_entered(row.times, began, event.prompt_tokens)
-            row.tell(event)
+            self.metrics.count_entered(row.times, began, prompt_tokens)
         self.waiting.last_move = monotonic()
         return True
 

@@ -17,7 +17,7 @@ __all__ = ["Event", "TextRows", "open_rows", "why_in_turn"]
 
 @dataclass(frozen=True)
 class Event:
-    """Event of a row. The first event of a row reports that it has entered the batch, or an error.
+    """Event of a row. The first event of a row reports that its prompt has been read, or an error.
 
     Attributes:
         pieces: new text, with entries of its tokens if the request asks for log-probabilities.
@@ -42,14 +42,15 @@ class TextRows:
     def __init__(self, batch: Any) -> None:
         self._batch = batch
         self._texts: dict[Hashable, TokenPieces] = {}
+        self._first: dict[Hashable, Event] = {}  # of rows that have had no event
 
     @property
     def free(self) -> int:
         """Number of free rows."""
         return int(self._batch.free)
 
-    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Hashable, Event]:
-        """Enter a row into the batch; return its handle and its first event.
+    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Hashable, int]:
+        """Enter a row into the batch; return its handle and the length of its prompt.
 
         Raises:
             InputError: an argument of the pipeline cannot be used.
@@ -59,11 +60,13 @@ class TextRows:
         handle = batch.enter(prompt, **settings, **({} if rules is None else rules.settings(batch.pipe)))
         if rules is not None:
             self._texts[handle] = rules.pieces(batch.pipe, batch.text_before(handle))
-        return handle, Event(prompt_tokens=batch.prompt_tokens(handle))
+        tokens = batch.prompt_tokens(handle)
+        self._first[handle] = Event(prompt_tokens=tokens)
+        return handle, tokens
 
     def step(self) -> list[tuple[Hashable, Event]]:
         """Decode one round; return handles and events. Finished rows have left the batch."""
-        return [(update.handle, self._event(update)) for update in self._batch.step()]
+        return [(update.handle, event) for update in self._batch.step() for event in self._events(update)]
 
     def capture(self) -> None:
         """Capture the graphs of a compiled pipeline before the first row enters."""
@@ -74,6 +77,11 @@ class TextRows:
         """Cancel a row."""
         self._batch.cancel(handle)
         self._texts.pop(handle, None)
+        self._first.pop(handle, None)
+
+    def _events(self, update: RowUpdate) -> list[Event]:
+        first, event = self._first.pop(update.handle, None), self._event(update)
+        return [event] if first is None or event.error is not None else [first, event]
 
     def _event(self, update: RowUpdate) -> Event:
         if update.error is not None:
