@@ -23,7 +23,7 @@ from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import TargetState
 from mmspec.core.logprobs import TokenLogprob
 from mmspec.core.loop import Batch, begin, runs_by_itself
-from mmspec.core.sampling import Sampler
+from mmspec.core.sampling import RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError, NumericalError
 from mmspec.pipelines.outputs import CallOutput
@@ -120,8 +120,7 @@ class RunningBatch:
         self._has_slots = pipe.target.has_fixed_rows
         self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
         drafter = self._decoder.drafter
-        in_one_round = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
-        self._joins_at_once = in_one_round and not self._has_slots
+        self._joins_at_once = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
 
     def __enter__(self) -> Self:
         return self
@@ -193,15 +192,15 @@ class RunningBatch:
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
             rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
             raise InputError("accelerator", accelerator.name, rule)
-        sampler = call.sampler.on_device(count, target.device) if self._has_slots else call.sampler
+        sampler = self._on_device(call.sampler, count) if self._has_slots else call.sampler
         where = sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(target, self._decoder, *where)
+        batch, prompts = begin(target, self._decoder, *where, target.graphs if self._has_slots else None)
         running = Running(self._handles, make_output, [], before, [[] for _ in range(count)])
         running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
             if not (self._joins_at_once or call.canvas.finished):
-                # the first round runs alone, after which windows can be joined, and graphs have its tensors
+                # the first round runs alone, after which windows can be joined
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
                 batch.tighten()
@@ -212,6 +211,13 @@ class RunningBatch:
         self._handles += 1
         self._running.append(running)
         return running.handle
+
+    def _on_device(self, sampler: RowSettings, count: int) -> RowSettings:
+        """Return the settings of new rows in a form that shares graphs with those of the batch."""
+        own = sampler.on_device(count, self.pipe.target.device)
+        known = None if self._batch is None else self._batch.sampler
+        shares = isinstance(own, Sampler) and isinstance(known, Sampler) and known.numbers is not None
+        return own.using(known) if shares and own.numbers is not None else own
 
     @property
     def _of_batch(self) -> Batch[TargetState]:
@@ -271,9 +277,10 @@ class RunningBatch:
         """
         if not self._has_slots or self._running:
             return
-        examples = [each if isinstance(each, Call) else each.batch(0, 1) for each in self._examples()]
-        for call in examples:  # the batch keeps the kinds of their settings
-            self.cancel(self._enter(call, no_output))
+        for _ in range(ROUNDS_TO_CAPTURE):
+            for example in self._examples():  # the batch keeps the kinds of their settings
+                call = example if isinstance(example, Call) else example.batch(0, 1)
+                self.cancel(self._enter(call, no_output))
         for size in sorted({self._size_for(1 + row) for row in range(self.rows)}, reverse=True):
             self._resize(size)
             batch = self._of_batch
