@@ -6,6 +6,10 @@ sizes, so that rounds are replayed from CUDA graphs: a request takes the slots o
 
 The output of a request is the same as in a call of its own: rows are computed independently, and random
 numbers depend on the seed of the request. There is no scheduler: a request enters if there is room.
+
+Rounds that are replayed from graphs run ahead: a GPU computes the next one while the host reads this one.
+Before rows change, the host reads all rounds, so that it waits a second time in a round in which a request
+ends or enters. The rows that have ended compute that further round for nothing.
 """
 
 from __future__ import annotations
@@ -199,6 +203,7 @@ class RunningBatch:
         running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
+            self._read_rounds()
             if not (self._joins_at_once or call.canvas.finished):
                 # the first round runs alone, after which windows can be joined
                 batch.decode_round()
@@ -272,7 +277,8 @@ class RunningBatch:
     def capture(self) -> None:
         """Capture the graphs of rounds now, for every number of slots, in a compiled pipeline on a GPU.
 
-        Buffers are allocated for all rows of up to 2,048 tokens. Longer requests, and those with settings of
+        Buffers are allocated for all rows of up to 2,048 tokens. They grow to powers of two, and each such
+        size is captured when a request first needs it. Longer requests, and those with settings of
         other kinds than temperature, top-p and a top-k of up to 64, are captured when they come.
         """
         if not self._has_slots or self._running:
@@ -319,6 +325,8 @@ class RunningBatch:
             return []
         failed = self._decode_round()
         canvas = self._batch.canvas
+        if any(canvas.finish_reasons[row] is not None for each in self._running for row in each.rows):
+            self._read_rounds()
         updates, ended = [], []
         for running in self._running:
             fresh, running.fresh = running.fresh, [[] for _ in running.rows]
@@ -353,8 +361,7 @@ class RunningBatch:
             before = batch.snapshot()
             try:
                 batch.decode_round()
-                tokens = batch.read_round().tokens
-                batch.tighten()
+                self._read_rounds(self._rounds_ahead)
             except torch.OutOfMemoryError as error:
                 if len(self._running) == 1 or not before.restore():
                     self.close()
@@ -364,12 +371,27 @@ class RunningBatch:
             except BaseException:
                 self.close()
                 raise
+            return ended
+
+    @property
+    def _rounds_ahead(self) -> int:
+        """Number of rounds that a GPU may compute before the host reads them; see `speculate`."""
+        batch = self._of_batch
+        decides = any(stopping.criteria or stopping.of_output for stopping in batch.canvas.stopping)
+        return 0 if batch.graphs is None or decides else 1
+
+    def _read_rounds(self, ahead: int = 0) -> None:
+        """Read rounds until so many are unread, and add their tokens to the running requests."""
+        batch = self._batch
+        while batch is not None and batch.canvas.unread > ahead:
+            tokens = batch.read_round().tokens
             for each in self._running:
                 each.take([tokens[row] for row in each.rows])
-            return ended
+            batch.tighten()
 
     def _end_newest(self, error: torch.OutOfMemoryError) -> RowUpdate:
         """End the request that entered last, so that the others have its memory."""
+        self._read_rounds()
         newest = self._running[-1]
         canvas = self._of_batch.canvas
         canvas.retire(newest.rows)
@@ -409,6 +431,7 @@ class RunningBatch:
     def _remove(self, gone: Sequence[Running]) -> None:
         if not gone or self._batch is None:
             return
+        self._read_rounds()
         left = [row for running in gone for row in running.rows]
         self._running = [running for running in self._running if running not in gone]
         canvas = self._batch.canvas

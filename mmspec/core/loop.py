@@ -279,10 +279,11 @@ def begin(
             def choose() -> Computed:
                 return choose_first(prefilled.logits, session, sampler, canvas, random)
 
+            if graphs is not None:
+                use_few_sizes(canvas, decoder, sampler)
             if graphs is None or sampler.processors or type(session).open is not DraftSession.open:
                 made = choose()
             else:
-                use_few_sizes(canvas, decoder, sampler)
                 made = graphs.run([prefilled, canvas, random, sampler], [], 0, choose)
         timer.end("verify")
         canvas.send(made.report, made.draft.reach, made.measured)
