@@ -30,13 +30,13 @@ def test_a_row_that_enters_or_leaves_copies_one_row(name: str) -> None:
     assert all(1 <= counts["rows_copied"] < 2 for counts in moves.values())
 
 
-@pytest.mark.parametrize(("name", "most"), [("none", 52), ("EAGLE-3, 59 nodes", 130)])
+@pytest.mark.parametrize(("name", "most"), [("none", 52), ("EAGLE-3, 59 nodes", 140)])
 def test_a_request_enters_with_few_launches(name: str, most: int) -> None:
     """Beside the forward pass over its prompt; those of EAGLE-3 include its head's."""
     with SimulatedGPU() as gpu:
         counts = count_running(RUNNING[name], gpu, compiled=True)
     assert counts["enters"] <= most
-    assert counts["captures"] == 0 and counts["reads"] == 1
+    assert counts["reads"] == 1
 
 
 def test_default_devices_act_after_a_simulation() -> None:
