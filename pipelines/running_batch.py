@@ -8,6 +8,10 @@ the slots of finished rows.
 
 The output of a request is the same as in a call of its own: rows are computed independently, and random
 numbers depend on the seed of the request. There is no scheduler: a request enters if there is room.
+
+Rounds that are replayed from graphs run ahead: a GPU computes the next one while the host reads this one.
+Before rows change, the host reads all rounds, so that it waits a second time in a round in which a request
+ends or enters. The rows that have ended compute that further round for nothing.
 """
 
 from __future__ import annotations
@@ -151,8 +155,7 @@ class RunningBatch:
         self._has_slots = pipe.target.has_fixed_rows
         self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
         drafter = self._decoder.drafter
-        in_one_round = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
-        self._joins_at_once = in_one_round and not self._has_slots
+        self._joins_at_once = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
 
     def __enter__(self) -> Self:
         return self
@@ -232,7 +235,7 @@ class RunningBatch:
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
             rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
             raise InputError("accelerator", accelerator.name, rule)
-        sampler = call.sampler.on_device(count, target.device) if self._has_slots else call.sampler
+        sampler = self._on_device(call.sampler, count) if self._has_slots else call.sampler
         self._decoder.admit(call.requests, sampler, call.canvas.stopping[0])
         before, length = call.requests[0].text_before, call.canvas.prompt_lengths[0]
         running = Running(self._handles, make_output, [], before, length, [[] for _ in range(count)])
@@ -255,12 +258,14 @@ class RunningBatch:
         """Choose the first tokens of a request after its prefill, and add its rows to the batch."""
         call, running = new.call, new.running
         where = new.sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(self.pipe.target, self._decoder, *where, prefilled)
+        graphs = self.pipe.target.graphs if self._has_slots else None
+        batch, prompts = begin(self.pipe.target, self._decoder, *where, prefilled, graphs)
         running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
+            self._read_rounds()
             if not (self._joins_at_once or call.canvas.finished):
-                # the first round runs alone, after which windows can be joined, and graphs have its tensors
+                # the first round runs alone, after which windows can be joined
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
                 batch.tighten()
@@ -298,6 +303,13 @@ class RunningBatch:
         waiting.prefill.close()
         self._waiting = [each for each in self._waiting if each is not waiting]
         return RowUpdate(waiting.running.handle, waiting.running.fresh, error=error)
+
+    def _on_device(self, sampler: RowSettings, count: int) -> RowSettings:
+        """Return the settings of new rows in a form that shares graphs with those of the batch."""
+        own = sampler.on_device(count, self.pipe.target.device)
+        known = None if self._batch is None else self._batch.sampler
+        shares = isinstance(own, Sampler) and isinstance(known, Sampler) and known.numbers is not None
+        return own.using(known) if shares and own.numbers is not None else own
 
     @property
     def _of_batch(self) -> Batch[TargetState]:
@@ -352,14 +364,16 @@ class RunningBatch:
     def capture(self) -> None:
         """Capture the graphs of rounds now, for every number of slots, in a compiled pipeline on a GPU.
 
-        Buffers are allocated for all rows of up to 2,048 tokens. Longer requests, and those with settings of
+        Buffers are allocated for all rows of up to 2,048 tokens. They grow to powers of two, and each such
+        size is captured when a request first needs it. Longer requests, and those with settings of
         other kinds than temperature, top-p and a top-k of up to 64, are captured when they come.
         """
         if not self._has_slots or self._running:
             return
-        examples = [each if isinstance(each, Call) else each.batch(0, 1) for each in self._examples()]
-        for call in examples:  # the batch keeps the kinds of their settings
-            self.cancel(self._enter(call, no_output, at_once=True))
+        for _ in range(ROUNDS_TO_CAPTURE):
+            for example in self._examples():  # the batch keeps the kinds of their settings
+                call = example if isinstance(example, Call) else example.batch(0, 1)
+                self.cancel(self._enter(call, no_output, at_once=True))
         for size in sorted({self._size_for(1 + row) for row in range(self.rows)}, reverse=True):
             self._resize(size)
             batch = self._of_batch
@@ -401,6 +415,8 @@ class RunningBatch:
             return failed
         failed += self._decode_round()
         canvas = self._batch.canvas
+        if any(canvas.finish_reasons[row] is not None for each in self._running for row in each.rows):
+            self._read_rounds()
         updates, ended = [], []
         for running in self._running:
             fresh, running.fresh = running.fresh, [[] for _ in running.rows]
@@ -435,8 +451,7 @@ class RunningBatch:
             before = batch.snapshot()
             try:
                 batch.decode_round()
-                tokens = batch.read_round().tokens
-                batch.tighten()
+                self._read_rounds(self._rounds_ahead)
             except torch.OutOfMemoryError as error:
                 if len(self._running) == 1 and not self._in_prefill or not before.restore():
                     self.close()
@@ -446,9 +461,23 @@ class RunningBatch:
             except BaseException:
                 self.close()
                 raise
+            return ended
+
+    @property
+    def _rounds_ahead(self) -> int:
+        """Number of rounds that a GPU may compute before the host reads them; see `speculate`."""
+        batch = self._of_batch
+        decides = any(stopping.criteria or stopping.of_output for stopping in batch.canvas.stopping)
+        return 0 if batch.graphs is None or decides else 1
+
+    def _read_rounds(self, ahead: int = 0) -> None:
+        """Read rounds until so many are unread, and add their tokens to the running requests."""
+        batch = self._batch
+        while batch is not None and batch.canvas.unread > ahead:
+            tokens = batch.read_round().tokens
             for each in self._running:
                 each.take([tokens[row] for row in each.rows])
-            return ended
+            batch.tighten()
 
     @property
     def _in_prefill(self) -> list[Waiting]:
@@ -456,9 +485,10 @@ class RunningBatch:
         return [each for each in self._waiting if each.tokens]
 
     def _end_newest(self, error: torch.OutOfMemoryError) -> RowUpdate:
-        """End the request that has entered last and takes memory, so that the others have it."""
+        """End the request that entered last and takes memory, so that the others have it."""
         if self._in_prefill:
             return self._drop(self._in_prefill[-1], error)
+        self._read_rounds()
         newest = self._running[-1]
         canvas = self._of_batch.canvas
         canvas.retire(newest.rows)
@@ -505,6 +535,7 @@ class RunningBatch:
     def _remove(self, gone: Sequence[Running]) -> None:
         if not gone or self._batch is None:
             return
+        self._read_rounds()
         left = [row for running in gone for row in running.rows]
         self._running = [running for running in self._running if running not in gone]
         canvas = self._batch.canvas

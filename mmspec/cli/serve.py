@@ -22,6 +22,7 @@ from mmspec.cli.loading import (
     REFERENCE_IMAGE,
     announce,
     choose,
+    device_of,
     load_pipeline,
 )
 from mmspec.cli.options import AsJson, Host, LoadOptions, Port, unpack_options
@@ -192,6 +193,8 @@ def serve(
         raise InputError("--drafter", how.drafter, "needs one MODEL, because a drafter fits one model")
     for source in sources:
         choose(accelerator, source, how.drafter)  # raises for an unknown name or a missing drafter
+    if compiled:
+        check_graphs(how)
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
         what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes, prefill_tokens
@@ -207,6 +210,19 @@ def check_installed(command: str, extra: str, *packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"{command} needs {package}: pip install 'mmspec[{extra}]'")
+
+
+def check_graphs(how: LoadOptions) -> None:
+    """Raise InputError if models will be on a device without CUDA graphs."""
+    import torch
+
+    from mmspec.core.graphs import has_graphs
+
+    device = device_of(how) or "cpu"
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not has_graphs(torch.device(device)):
+        raise InputError("--compile", device, "must be off where the model is not on a CUDA device")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -236,7 +252,6 @@ def load_engine(
     prefill_tokens: int = 0,
 ) -> Engine:
     """Load a model with its accelerator, compiled if asked for, and return its engine."""
-    from mmspec.core.graphs import has_graphs
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
@@ -250,8 +265,6 @@ def load_engine(
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
-    if compiled and not has_graphs(pipe.device):
-        raise InputError("--compile", str(pipe.device), "must be off where the model is not on a CUDA device")
     if compiled:
         pipe.compile(())
     remember_prompts(pipe, prefix_cache_bytes)

@@ -157,19 +157,6 @@ class RaggedLayer(CacheLayerMixin):
         del self.buffers, self.keys, self.values
         self.hold(*(each.to(device) for each in saved))
 
-    def append(self, other: RaggedLayer) -> None:
-        """Copy the batch of another layer, whose capacity is not larger, to the first free rows."""
-        self.write(range(self.plan.rows, self.plan.rows + other.plan.rows), other)
-
-    def write(self, places: Sequence[int], other: RaggedLayer) -> None:
-        """Copy the batch of another layer, whose capacity is not larger, to these rows of the buffers."""
-        for buffer, new in zip(self.buffers, (other.keys, other.values), strict=True):
-            first = 0
-            for run in runs(places):
-                to, first = buffer[run], first + run.stop - run.start
-                to[:, : new.shape[1]] = new[first - len(to) : first]
-                to[:, new.shape[1] :] = 0  # a row that has left may have had a NaN there; see `_allocate`
-
     def rearrange(self, moves: Sequence[tuple[slice, slice]]) -> None:
         """Copy rows, given as (to, from); all are read before any is written."""
         written = {row for to, _ in moves for row in range(to.start, to.stop)}
@@ -217,7 +204,8 @@ class RaggedCache(Cache, Rows):
     Args:
         config: the model's config: number of layers, and which of them have a sliding window.
         rows: batch size B (twice that under guidance).
-        capacity: tokens per row to allocate at first; grows in blocks of 256.
+        capacity: tokens per row to allocate at first; grows in blocks of 256, or to powers of two where
+            CUDA graphs store the addresses of the buffers.
         device: of the lengths; buffers follow the model.
 
     Raises:
@@ -344,9 +332,9 @@ class RaggedCache(Cache, Rows):
         """Empty the cache for another batch, keeping the addresses of its buffers."""
         self.plan.prefill_row, self.longest = None, 0
         self.lengths.zero_()
-        for layer in self._initialized:
-            layer.keys.zero_()  # masked entries are still multiplied and might be NaN
-            layer.values.zero_()
+        held = [each for layer in self._initialized for each in (layer.keys, layer.values)]
+        if held:  # masked entries are still multiplied and might be NaN
+            torch._foreach_zero_(held)
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         size = self.rows if count is None else count
@@ -366,8 +354,7 @@ class RaggedCache(Cache, Rows):
             cache._settle()
         self.is_taken, rows = True, self.rows + other.rows
         self._make_room(rows, max(self.plan.capacity, other.plan.capacity))
-        for layer, new in zip(self._initialized, other._initialized, strict=True):
-            layer.append(new)
+        self._write(range(self.rows, rows), other)
         values = iter(other._values())
         both = self._mapped(lambda each: concat(each, next(values), counts), rows)
         both.longest = max(self.longest, other.longest)
@@ -383,8 +370,7 @@ class RaggedCache(Cache, Rows):
         self._make_room(self.rows, max(self.plan.capacity, other.plan.capacity))
         copies = range(self.rows // counts[0])
         places = [copy * counts[0] + slot for copy in copies for slot in slots]
-        for layer, new in zip(self._initialized, other._initialized, strict=True):
-            layer.write(places, new)
+        self._write(places, other)
         self.lengths = overwrite(self.lengths, slots, other.lengths, counts)
         for own, fresh in zip(self.recurrent, other.recurrent, strict=True):
             own.committed = {
@@ -393,6 +379,25 @@ class RaggedCache(Cache, Rows):
             }
         self.longest = max(self.longest, other.longest)
         return self
+
+    def _write(self, places: Sequence[int], other: RaggedCache) -> None:
+        """Copy the batch of another cache, whose capacity is not larger, to these rows of the buffers.
+
+        All layers are written in one launch, and cleared behind the copies in another.
+        """
+        written, copied, cleared = [], [], []
+        for layer, new in zip(self._initialized, other._initialized, strict=True):
+            for buffer, states in zip(layer.buffers, (new.keys, new.values), strict=True):
+                first = 0
+                for run in runs(places):
+                    to, first = buffer[run], first + run.stop - run.start
+                    written.append(to[:, : states.shape[1]])
+                    copied.append(states[first - len(to) : first])
+                    # a row that has left may have had a NaN there; see `_allocate`
+                    cleared.append(to[:, states.shape[1] :])
+        if written:
+            torch._foreach_copy_(written, copied)
+            torch._foreach_zero_(cleared)
 
     @property
     def _initialized(self) -> list[RaggedLayer]:
@@ -561,7 +566,10 @@ class RaggedCache(Cache, Rows):
         return 0
 
     def _reserve(self, tokens: int) -> None:
-        self._make_room(self.rows, round_up(tokens, CAPACITY_BLOCK))
+        if tokens > self.plan.capacity:
+            # graphs are captured anew at each capacity, so that these are powers of two
+            more = power_of_two(tokens) if self.keeps_buffers else round_up(tokens, CAPACITY_BLOCK)
+            self._make_room(self.rows, more)
 
 
 def check_layer_types(text: PreTrainedConfig) -> list[str]:

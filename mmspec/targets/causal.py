@@ -34,7 +34,7 @@ from mmspec.targets.hooks import hooks_of_users, treats_alike
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.merged import merge_projections
 from mmspec.targets.mixers import closed_form, find_mixers, mixers_in_turn, mixers_on_tree
-from mmspec.targets.model_state import state_of
+from mmspec.targets.model_state import computation_of, state_of
 from mmspec.targets.model_target import ModelTarget
 from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify, part_of
 from mmspec.targets.rotary import change_of, find_changing, turned
@@ -241,6 +241,8 @@ class CausalTarget(ModelTarget[AnyState]):
         cache.plan.reads_all = attends_by_kernel(self._decoder, self._plain, self.device)
         if cache.plan.reads_all:
             merge_projections(each.module for each in self._fused)
+        if isinstance(self.steps, CapturedForward):
+            self.steps.renew(computation_of(self.model, self._changing))
         model_state = None if self.prefix_cache is None else state_of(self.model, self._changing)
         # replies are stored without hidden states, with which heads could not use them
         keeps_replies = self.prefix_cache is not None and not taps
