@@ -61,6 +61,15 @@ def serve(
             "folder, or copy; for images sjd:coupling=exact, or none where sjd does not apply."
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="LoRA adapter of the one MODEL, a folder or hub id; requests name it as their model. "
+            "Repeatable.",
+            show_default="none",
+        ),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: Annotated[
@@ -178,8 +187,12 @@ def serve(
     )
     origins = [read_origin(origin) for origin in allow_origin or []]
     names = [name_of(source) for source in sources]
+    adapters = [read_lora(one) for one in lora or ()]
+    if adapters and len(sources) > 1:
+        raise InputError("--lora", lora, "needs one MODEL, because an adapter fits one model")
+    names += [name for name, _ in adapters]
     if len(set(names)) < len(names):
-        raise InputError("MODEL", names, "must have different folder names, by which clients select a model")
+        raise InputError("MODEL", names, "must have different names, by which clients select a model")
     if how.drafter is not None and len(sources) > 1:
         raise InputError("--drafter", how.drafter, "needs one MODEL, because a drafter fits one model")
     for source in sources:
@@ -187,10 +200,11 @@ def serve(
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
         what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes
-        engines = [load_engine(source, *what) for source in sources]
+        engines = [load_engine(source, *what, adapters) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins, tool_parser, reasoning_parser)
         start_log(as_json=log_format is LogFormat.JSON)
-        with reporting(metrics, names, report_seconds) if report or report_seconds else nullcontext():
+        models = [engine.name for engine in engines]
+        with reporting(metrics, models, report_seconds) if report or report_seconds else nullcontext():
             run_server(application, listener, names, as_json=as_json)
 
 
@@ -225,14 +239,16 @@ def load_engine(
     how: LoadOptions,
     compiled: bool = False,
     prefix_cache_bytes: int | None = None,
+    adapters: Sequence[tuple[str, str]] = (),
 ) -> Engine:
-    """Load a model with its accelerator, compiled if asked for, and return its engine."""
+    """Load a model with its accelerator and LoRA adapters, compiled if asked for, and return its engine."""
     from mmspec.core.graphs import has_graphs
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
 
     pipe = load_pipeline(MMSpecPipeline, source, how)
+    load_loras(pipe, adapters)
     if accelerator is None and how.drafter is None and isinstance(pipe, ImageGenerationPipeline):
         accelerator = pipe.default_accelerator
         if accelerator == "sjd":
@@ -245,13 +261,45 @@ def load_engine(
         raise InputError("--compile", str(pipe.device), "must be off where the model is not on a CUDA device")
     if compiled:
         pipe.compile(())
+    if adapters and pipe.target.steps is not None:
+        raise InputError(
+            "--lora", dict(adapters), "cannot be combined with CUDA graphs, which hold one adapter"
+        )
     remember_prompts(pipe, prefix_cache_bytes)
     name = name_of(source)
     reason = why_in_turn(pipe)
     note(
         f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f", decoded in turns ({reason})")
     )
-    return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
+    own = [adapter for adapter, _ in adapters]
+    return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name), own)
+
+
+def read_lora(option: str) -> tuple[str, str]:
+    """Split a value of --lora into the name and the source of an adapter."""
+    name, _, source = option.partition("=")
+    if not name or not source:
+        raise InputError("--lora", option, "must be NAME=PATH")
+    return name, source
+
+
+def load_loras(pipe: Any, adapters: Sequence[tuple[str, str]]) -> None:
+    """Load LoRA adapters, names with sources, onto the model of a pipeline; none of them acts yet.
+
+    Raises:
+        InputError: the model generates images, or has an adapter of its own.
+    """
+    from mmspec.models.adapters import load_lora, use_adapter
+    from mmspec.pipelines import ImageGenerationPipeline
+
+    if not adapters:
+        return
+    if isinstance(pipe, ImageGenerationPipeline) or getattr(pipe.model, "_hf_peft_config_loaded", False):
+        rule = "needs a model that generates text and has no adapter of its own"
+        raise InputError("--lora", dict(adapters), rule)
+    for name, source in adapters:
+        load_lora(pipe.model, name, source)
+    use_adapter(pipe.model, None)
 
 
 def remember_prompts(pipe: Any, max_bytes: int | None) -> None:
