@@ -140,8 +140,8 @@ def serve(
     tool_parser: Annotated[
         str,
         typer.Option(
-            help="Format of tool calls: hermes, llama3_json, mistral, mistral_args, deepseek_v3, "
-            "deepseek_v31 or none; auto chooses by the chat template."
+            help="Format of tool calls: hermes, qwen3_coder, llama3_json, mistral, mistral_args, "
+            "deepseek_v3, deepseek_v31 or none; auto chooses by the chat template."
         ),
     ] = "auto",
     reasoning_parser: Annotated[

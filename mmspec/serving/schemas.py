@@ -48,7 +48,7 @@ TEXT_IGNORED = frozenset(BOOKKEEPING | {"cache_salt", "extra_key"})
 CHAT_IGNORED = frozenset(
     TEXT_IGNORED
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
-    | {"service_tier", "stream_reasoning"}
+    | {"prediction", "service_tier", "stream_reasoning"}
 )
 IMAGE_IGNORED = frozenset(BOOKKEEPING | {"moderation"})
 
@@ -62,9 +62,8 @@ def _neutral(values: tuple[Any, ...], names: str) -> dict[str, tuple[Any, ...]]:
 TEXT_REFUSED = {
     **_neutral(  # vLLM's
         (),
-        "guided_choice guided_decoding_backend guided_grammar guided_json guided_regex "
-        "guided_whitespace_pattern prompt_logprobs repetition_detection structural_tag "
-        "thinking_token_budget truncate_prompt_tokens truncation_side",
+        "guided_decoding_backend guided_whitespace_pattern prompt_logprobs repetition_detection "
+        "structural_tag thinking_token_budget truncate_prompt_tokens truncation_side",
     ),
     **_neutral(
         (False,),
@@ -76,7 +75,7 @@ TEXT_REFUSED = {
     "priority": (0,),
     "spaces_between_special_tokens": (True,),
     **_neutral(  # SGLang's
-        (), "custom_logit_processor ebnf json_schema lora_path regex session_params stop_regex"
+        (), "custom_logit_processor lora_path session_params stop_regex"
     ),
     **_neutral(
         (False,),
@@ -89,12 +88,11 @@ TEXT_REFUSED = {
 #: The same for chats alone.
 CHAT_REFUSED = TEXT_REFUSED | {
     **_neutral(  # OpenAI's
-        (), "audio moderation prediction web_search_options"
+        (), "audio moderation web_search_options"
     ),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "verbosity": ("medium",),
     **_neutral((), "chat_template input_ids thinking_budget"),  # vLLM's and SGLang's
     "add_special_tokens": (False,),
     **_neutral(([],), "documents"),
@@ -319,6 +317,13 @@ class TextRequest(Strict):
     bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_ITEMS)] = []
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     stop_token_ids: list[TokenId] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -379,7 +384,8 @@ class ChatRequest(TextRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool = True
     separate_reasoning: bool = True
 
