@@ -19,6 +19,7 @@ from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
+from mmspec.pipelines.response_format import prepare_grammars
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics, RowTimes
 from mmspec.serving.request_log import fields_of, request_id
@@ -271,6 +272,8 @@ class Engine:
 
     def _work(self) -> None:
         try:
+            if not self.draws:
+                prepare_grammars(self.pipeline.model, self.pipeline.tokenizer)
             while not self.waiting.is_closed:
                 self._run_batch()
         except BaseException:

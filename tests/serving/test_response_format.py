@@ -91,6 +91,20 @@ def test_older_spellings_mean_the_same(server, field, value, same):
     assert said[0] == said[1] != said[2]
 
 
+def test_the_tokenizer_of_grammars_is_built_before_the_first_request(monkeypatch):
+    import llguidance.hf
+
+    built, build = [], llguidance.hf.from_tokenizer
+    monkeypatch.setattr(
+        llguidance.hf, "from_tokenizer", lambda *args, **how: built.append(1) or build(*args, **how)
+    )
+    with running(pipelines={"tiny": tiny()}) as one:
+        assert built == [1]
+        body = {"messages": MESSAGES, "max_tokens": 4, "response_format": {"type": "json_object"}}
+        assert post(one, body)[0] == 200
+    assert built == [1]
+
+
 WRONG = [
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
