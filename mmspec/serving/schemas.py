@@ -125,8 +125,9 @@ IMAGE_REFUSED = {
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Prompts = Field(min_length=1, max_length=MOST_PROMPTS)
-#: Fields that OpenAI has replaced, with the names of the new ones.
-CHAT_REPLACED = {"function_call": "tool_choice", "functions": "tools"}
+#: Fields that have another name here, or that OpenAI has replaced, with the names to use.
+TEXT_REPLACED = {"lora_path": "model"}
+CHAT_REPLACED = TEXT_REPLACED | {"function_call": "tool_choice", "functions": "tools"}
 #: Fields of messages, and the role whose messages have them.
 ROLES = {"tool_call_id": "tool", "tool_calls": "assistant"}
 
@@ -297,6 +298,7 @@ class TextRequest(Strict):
 
     ignored = TEXT_IGNORED
     refused = TEXT_REFUSED
+    replaced = TEXT_REPLACED
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Temperature | None = None
