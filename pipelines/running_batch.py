@@ -134,19 +134,21 @@ class RunningBatch:
     Args:
         pipe: the pipeline, which is busy until `close`.
         rows: maximum number of rows that are decoded together. An image is one row, also with guidance.
+        is_locked: whether the caller has locked the pipeline, to open several batches that take turns.
 
     Raises:
         InputError: `rows` is out of range, or the model or accelerator cannot change rows during decoding.
         PipelineBusyError: another call is running.
     """
 
-    def __init__(self, pipe: MMSpecPipeline, rows: int) -> None:
+    def __init__(self, pipe: MMSpecPipeline, rows: int, is_locked: bool = False) -> None:
         if not is_integer(rows) or not 1 <= rows <= MOST_ROWS:
             raise InputError("rows", rows, f"must be an integer from 1 to {MOST_ROWS}")
         check_rows_move(pipe)
         self.pipe, self.rows = pipe, rows
         self._held = ExitStack()
-        self._held.enter_context(pipe._busy())
+        if not is_locked:
+            self._held.enter_context(pipe._busy())
         self._past = DecodingStats(pipe.accelerator.name, pipe.accelerator.exactness)
         self._batch: Batch[TargetState] | None = None
         self._running: list[Running] = []

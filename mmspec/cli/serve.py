@@ -62,6 +62,15 @@ def serve(
             "folder, or copy; for images sjd:coupling=exact, or none where sjd does not apply."
         ),
     ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="LoRA adapter of the one MODEL, a folder or hub id; requests name it as their model. "
+            "Repeatable.",
+            show_default="none",
+        ),
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: Annotated[
@@ -140,8 +149,8 @@ def serve(
     tool_parser: Annotated[
         str,
         typer.Option(
-            help="Format of tool calls: hermes, llama3_json, mistral, mistral_args, deepseek_v3, "
-            "deepseek_v31 or none; auto chooses by the chat template."
+            help="Format of tool calls: hermes, qwen3_coder, llama3_json, mistral, mistral_args, "
+            "deepseek_v3, deepseek_v31 or none; auto chooses by the chat template."
         ),
     ] = "auto",
     reasoning_parser: Annotated[
@@ -187,8 +196,12 @@ def serve(
     )
     origins = [read_origin(origin) for origin in allow_origin or []]
     names = [name_of(source) for source in sources]
+    adapters = [read_lora(one) for one in lora or ()]
+    if adapters and len(sources) > 1:
+        raise InputError("--lora", lora, "needs one MODEL, because an adapter fits one model")
+    names += [name for name, _ in adapters]
     if len(set(names)) < len(names):
-        raise InputError("MODEL", names, "must have different folder names, by which clients select a model")
+        raise InputError("MODEL", names, "must have different names, by which clients select a model")
     if how.drafter is not None and len(sources) > 1:
         raise InputError("--drafter", how.drafter, "needs one MODEL, because a drafter fits one model")
     for source in sources:
@@ -197,11 +210,12 @@ def serve(
         check_graphs(how)
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
-        what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes, prefill_tokens
+        what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes, prefill_tokens, adapters
         engines = [load_engine(source, *what) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins, tool_parser, reasoning_parser)
         start_log(as_json=log_format is LogFormat.JSON)
-        with reporting(metrics, names, report_seconds) if report or report_seconds else nullcontext():
+        models = [engine.name for engine in engines]
+        with reporting(metrics, models, report_seconds) if report or report_seconds else nullcontext():
             run_server(application, listener, names, as_json=as_json)
 
 
@@ -250,13 +264,15 @@ def load_engine(
     compiled: bool = False,
     prefix_cache_bytes: int | None = None,
     prefill_tokens: int = 0,
+    adapters: Sequence[tuple[str, str]] = (),
 ) -> Engine:
-    """Load a model with its accelerator, compiled if asked for, and return its engine."""
+    """Load a model with its accelerator and LoRA adapters, compiled if asked for, and return its engine."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
 
     pipe = load_pipeline(MMSpecPipeline, source, how)
+    load_loras(pipe, adapters)
     if accelerator is None and how.drafter is None and isinstance(pipe, ImageGenerationPipeline):
         accelerator = pipe.default_accelerator
         if accelerator == "sjd":
@@ -267,6 +283,10 @@ def load_engine(
     pipe.media_limits = limits.media
     if compiled:
         pipe.compile(())
+    if adapters and pipe.target.steps is not None:
+        raise InputError(
+            "--lora", dict(adapters), "cannot be combined with CUDA graphs, which hold one adapter"
+        )
     remember_prompts(pipe, prefix_cache_bytes)
     if prefill_tokens:
         pipe.enable_chunked_prefill(prefill_tokens)
@@ -275,7 +295,35 @@ def load_engine(
     note(
         f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f", decoded in turns ({reason})")
     )
-    return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
+    own = [adapter for adapter, _ in adapters]
+    return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name), own)
+
+
+def read_lora(option: str) -> tuple[str, str]:
+    """Split a value of --lora into the name and the source of an adapter."""
+    name, _, source = option.partition("=")
+    if not name or not source:
+        raise InputError("--lora", option, "must be NAME=PATH")
+    return name, source
+
+
+def load_loras(pipe: Any, adapters: Sequence[tuple[str, str]]) -> None:
+    """Load LoRA adapters, names with sources, onto the model of a pipeline; none of them acts yet.
+
+    Raises:
+        InputError: the model generates images, or has an adapter of its own.
+    """
+    from mmspec.models.adapters import load_lora, use_adapter
+    from mmspec.pipelines import ImageGenerationPipeline
+
+    if not adapters:
+        return
+    if isinstance(pipe, ImageGenerationPipeline) or getattr(pipe.model, "_hf_peft_config_loaded", False):
+        rule = "needs a model that generates text and has no adapter of its own"
+        raise InputError("--lora", dict(adapters), rule)
+    for name, source in adapters:
+        load_lora(pipe.model, name, source)
+    use_adapter(pipe.model, None)
 
 
 def remember_prompts(pipe: Any, max_bytes: int | None) -> None:

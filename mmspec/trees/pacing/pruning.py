@@ -101,6 +101,7 @@ class PruningPolicy:
         if self._pauses.goes_on() or not self.cost.is_measured(PLAIN):
             return True
         if self._since_plain >= self.config.remeasure_rounds:
+            self._since_plain = 0
             return True
         return self._pauses.begins(pays=self._tokens / self._time >= self.config.least_speedup)
 
