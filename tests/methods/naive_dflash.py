@@ -25,20 +25,35 @@ def frequencies(head_dim: int, theta: float, rotary: dict[str, object]) -> tuple
     return found
 
 
-def rotated(heads: Tensor, places: Tensor, frequency: Tensor, scale: float) -> Tensor:
-    """Rotate the first numbers of heads [n, H, size] at places [n], in pairs from both halves."""
-    angle = (places[:, None] * frequency)[:, None]  # in single precision, as transformers
+def rotated(heads: Tensor, places: Tensor, frequency: Tensor, scale: float, pairs: bool) -> Tensor:
+    """Rotate the first numbers of heads [n, H, size] at places [n, f], in pairs of neighbours or halves."""
+    angle = (places * frequency)[:, None]  # in single precision, as transformers
     turning, rest = heads[..., : 2 * len(frequency)], heads[..., 2 * len(frequency) :]
-    first, second = turning.chunk(2, -1)
+    first, second = turning.unflatten(-1, (-1, 2)).unbind(-1) if pairs else turning.chunk(2, -1)
     cos, sin = ((scale * each).to(heads) for each in (angle.cos(), angle.sin()))
-    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+    turned = first * cos - second * sin, second * cos + first * sin
+    return torch.cat([torch.stack(turned, -1).flatten(-2) if pairs else torch.cat(turned, -1), rest], -1)
 
 
-def naive_block(head: DFlashHead, context: Tensor, block: Tensor) -> Tensor:
-    """States [n, d] of a block [n, d] behind a whole context [c, d]."""
+def axes_of(count: int, section: list[int], interleaved: bool) -> list[int]:
+    """The axis of each of `count` frequencies, one by one."""
+    if not interleaved:
+        return [axis for axis, width in enumerate(section) for _ in range(width)]
+    axes = [index % 3 for index in range(count)]
+    return [axis if index < 3 * section[axis] else 0 for index, axis in enumerate(axes)]
+
+
+def naive_block(
+    head: DFlashHead, context: Tensor, block: Tensor, places: Tensor | None = None, pairs: bool = False
+) -> Tensor:
+    """States [n, d] of a block [n, d] behind a whole context [c, d], at indices or places [3, c + n]."""
     config, weights = head.config, head.state_dict()
     before, slots = len(context), len(block)
-    turns = frequencies(config.head_dim, config.rope_theta, config.rotary)
+    frequency, scale = frequencies(config.head_dim, config.rope_theta, config.rotary)
+    at = torch.arange(before + slots)[:, None].expand(-1, len(frequency))
+    if places is not None and config.mrope_section is not None:
+        axes = axes_of(len(frequency), config.mrope_section, config.mrope_interleaved)
+        at = torch.stack([places[axis] for axis in axes], -1)
     groups = config.num_attention_heads // config.num_key_value_heads
 
     def normed(rows: Tensor, name: str) -> Tensor:
@@ -57,7 +72,7 @@ def naive_block(head: DFlashHead, context: Tensor, block: Tensor) -> Tensor:
             through(rows, f"{name}{one}_proj").unflatten(-1, (-1, config.head_dim)) for one in "qkv"
         )
         query, key = normed(query, f"{name}q_norm.weight"), normed(key, f"{name}k_norm.weight")
-        query, key = (rotated(each, torch.arange(len(rows)), *turns) for each in (query, key))
+        query, key = (rotated(each, at, frequency, scale, pairs) for each in (query, key))
         sliding = config.sliding_window is not None
         if config.layer_types:
             sliding = config.layer_types[index] == "sliding_attention"

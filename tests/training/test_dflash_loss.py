@@ -12,12 +12,12 @@ from mmspec.heads.model import HIDDEN
 from mmspec.methods.dflash import loss as dflash_loss
 from mmspec.methods.dflash.loss import DFlashLoss, drawn
 from mmspec.training.losses.base import Blocks, read
-from tests.methods.dflash_checks import KINDS, alone, head_for
+from tests.methods.dflash_checks import KINDS, WITH_IMAGES, alone, head_for
 from tests.methods.flash_checks import target_of
 from tests.training.own_answers import own_answers
 
 
-@pytest.mark.parametrize(("kind", "family"), [*((kind, "llava") for kind in KINDS), ("dspark", "qwen2_5_vl")])
+@pytest.mark.parametrize(("kind", "family"), WITH_IMAGES)
 @pytest.mark.every(2)
 def test_training_reads_what_decoding_reads(kind: str, family: str) -> None:
     """Every block of a padded batch with images, also where positions have three axes."""
@@ -25,7 +25,9 @@ def test_training_reads_what_decoding_reads(kind: str, family: str) -> None:
     head, given = head_for(target, kind), own_answers(family)
     reading = read(target, given.examples, (0, *head.taps, HIDDEN))
     blocks = Blocks.of(reading.learnt, head.config.depth)
-    hidden = dflash_loss.denoise(head, target, reading, blocks)
+    axes = head.config.mrope_section is not None
+    places = dflash_loss.token_positions(target, given) if axes else None
+    hidden = dflash_loss.denoise(head, target, reading, blocks, places)
     assert len(set(blocks.row.tolist())) == len(given.examples) and len(hidden) > 6
     first = 0 if head.config.anchor_predicts else 1
     for index, (row, root) in enumerate(zip(blocks.row, blocks.ahead[:, 0], strict=True)):

@@ -12,6 +12,7 @@ METHODS = (
             model="mmspec.methods.dflash.head:DFlashHead",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dflash",
+            exports={"specforge": "mmspec.methods.dflash.export:write_head"},
             shipped={
                 "scenes-hybrid-dflash": (
                     "head for scenes-hybrid",
@@ -30,6 +31,7 @@ METHODS = (
             model="mmspec.methods.dflash.head:DSparkHead",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dspark",
+            exports={"specforge": "mmspec.methods.dflash.export:write_head"},
             shipped={
                 "scenes-hybrid-dspark": (
                     "head for scenes-hybrid",

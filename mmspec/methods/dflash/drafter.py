@@ -21,7 +21,7 @@ from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
 from mmspec.heads.drafter import CachingSession, HeadDrafter
 from mmspec.methods.dflash.head import DFlashHead
-from mmspec.targets.causal import CacheState
+from mmspec.targets.causal import CacheState, to_device
 from mmspec.targets.steps import StaticCaches
 from mmspec.validation import require_number
 
@@ -49,12 +49,17 @@ class BlockSession(CachingSession):
         take = RaggedCache if caches is None else caches.take
         cache = take(head.layers_config, len(known), capacity, device)
         cache.plan.reads_all = caches is not None  # graphs have one width
-        for row, rows in enumerate(known):
+        offsets = []
+        for row, (prompt, rows) in enumerate(zip(batch.prompts, known, strict=True)):
+            places, offset = torch.arange(rows.shape[1], device=device)[None], 0
+            if head.config.mrope_section is not None:
+                places, offset = self.target.positions(to_device(prompt, device))
+            offsets.append(offset)
             cache.begin_prefill(row, rows.shape[1])
-            head(rows[:, :0], rows, torch.arange(rows.shape[1], device=device)[None], cache=cache)
-        offset = torch.zeros(len(known), dtype=torch.long, device=device)
+            head(rows[:, :0], rows, places, cache=cache)
         # the newest token counts too, as its row follows
-        self.state = CacheState(cache, offset, [length + 1 for length in lengths])
+        lengths = [length + 1 for length in lengths]
+        self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
         if caches is not None:
             caches.lend(cache, self.state)
 
@@ -100,7 +105,8 @@ class BlockSession(CachingSession):
             made = cache.attention_mask(nodes, self.additive)
             masks[causal] = made if isinstance(made, dict) else dict.fromkeys(cache.layer_types, made)
         mask = [masks[causal][kind] for kind, causal in self.head.config.layers]
-        hidden: Tensor = self.head(block, self.features, cache.lengths[:, None] + depths, mask, cache)
+        positions = (cache.lengths + self.state.offset)[:, None] + depths
+        hidden: Tensor = self.head(block, self.features, positions, mask, cache)
         self._keep(accepted, new)
         return hidden
 

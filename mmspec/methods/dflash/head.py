@@ -30,7 +30,8 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 class DFlashConfig(PublishedLayerConfig):
     """Config of a head that denoises a block of tokens in one forward pass, with layers of Qwen3.
 
-    Positions have one axis: the position of a row is the index of its token.
+    The position of a row is the index of its token, or its position in the target if that has several axes
+    and `mrope_section` is set.
 
     Attributes:
         taps: hidden states of the target that are read: k for the input of layer k, -1 for the final one.
@@ -242,7 +243,7 @@ class DFlashHead(DraftingHead):
         self.layers = nn.ModuleList(BlockLayer(layers, index) for index in range(config.num_layers))
         self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
         rotary = Qwen3RotaryEmbedding if config.rotary_dim == config.head_dim else PartialRotary
-        self.rotary_emb = rotary(layers)
+        self.rotary_emb = config.multimodal_rotary() or rotary(layers)
         self.layers_config = layers
         self.mask_embedding = nn.Parameter(torch.empty(width)) if config.mask_token is None else None
         own = config.draft_vocabulary
@@ -282,7 +283,7 @@ class DFlashHead(DraftingHead):
         return torch.cat([known, noise.expand(*known.shape[:-2], self.config.block - 1, -1)], -2)
 
     def near(self, asking: Tensor, keys: Tensor) -> list[Tensor]:
-        """Masks of each layer, [..., n, m]: whether slots at positions [..., n] see rows at [..., m]."""
+        """Masks of each layer, [..., n, m]: whether slots at indices [..., n] see rows at [..., m]."""
         window = self.config.sliding_window
         rules = [(window if kind == SLIDING else None, causal) for kind, causal in self.config.layers]
         made = {rule: near(asking, keys, *rule) for rule in {*rules}}
@@ -302,7 +303,7 @@ class DFlashHead(DraftingHead):
         Args:
             block: [B, n, d] from `slots`; n may be 0, to read a context alone.
             context: [B, c, d] from `join`, the new rows.
-            positions: [B or 1, c + n] of all of them.
+            positions: [B or 1, c + n] of all of them, or [3, B or 1, c + n].
             mask: see `BlockAttention`, or one for each layer; None without earlier rows, for the config's
                 windows alone.
             cache: of earlier rows.
@@ -313,7 +314,8 @@ class DFlashHead(DraftingHead):
         turns = self.rotary_emb(context, positions)
         plain = not any(self.config.causal) and self.config.sliding_window is None
         if mask is None and not plain:
-            mask = [seen[:, None] for seen in self.near(positions[:, context.shape[1] :], positions)]
+            index = torch.arange(positions.shape[-1], device=block.device)[None]
+            mask = [seen[:, None] for seen in self.near(index[:, context.shape[1] :], index)]
         masks = [mask] * len(self.layers) if mask is None or isinstance(mask, Tensor) else mask
         for layer, seen in zip(self.layers, masks, strict=True):
             block = layer(block, context, turns, seen, cache)

@@ -1,7 +1,20 @@
-"""Reader of DFlash, DSpark and Domino heads of z-lab, DeepSpec and SpecForge, and in speculators' format."""
+"""Reader of DFlash, DSpark and Domino heads of z-lab, DeepSpec and SpecForge, and in speculators' format.
+
+| keys of the config | meaning | source |
+|---|---|---|
+| `dflash_config.target_layer_ids`, `mask_token_id`, `block_size` | taps, noise, slots | z-lab/dflash |
+| `markov_rank`, `markov_head_type`, `enable_confidence_head` | DSpark's two heads | deepseek-ai/DeepSpec |
+| `architectures` with "DSpark" | the slot of the newest token predicts | SGLang, vLLM |
+| `rope_is_neox_style: false` (Liquid's LFM2.5, LFM2.5-VL) | pairs (2i, 2i + 1) turn | SGLang #30776 |
+| rotary type "mrope" with `mrope_section` | positions of three axes | SpecForge #583 |
+
+An `mrope_section` beside another rotary type is a copy of the target's config, which the published classes
+ignore; so are positions of several axes then.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,6 +48,7 @@ OBEYED = {
     *("markov_rank", "markov_head_type", "enable_confidence_head"),
     *("confidence_head_alpha", "confidence_head_with_markov"),
     *("use_swa", "swa_window_size", "causal", "is_causal", "sliding_window_non_causal", *SINKS),
+    *("rope_is_neox_style", "is_neox_style"),
 }
 OF_DOMINO = {"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"}
 OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of mmspec, which have the same keys
@@ -91,11 +105,41 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
         layer_types=types,
         sliding_window=window,
         causal=causal,
+        **read_axes(found, table),
         **read_layer(file, shape),
     )
+    if not own.get("rope_is_neox_style", own.get("is_neox_style", True)):
+        rotate_halves(tensors, config.head_dim, config.rotary_dim)
     if reduced:
         add_words(found.path, tensors, vocabulary)
     return config
+
+
+def rotate_halves(tensors: dict[str, Tensor], head_dim: int, turning: int) -> None:
+    """Reorder queries and keys whose pairs (2i, 2i + 1) are rotated, so that (i, i + turning / 2) are.
+
+    Their products, which are all that attention reads, stay the same.
+    """
+    order = [*range(0, turning, 2), *range(1, turning, 2), *range(turning, head_dim)]
+    for name, tensor in tensors.items():
+        if re.fullmatch(r"layers\.\d+\.self_attn\.[qk]_(proj|norm)\.(weight|bias)", name):
+            tensors[name] = tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+def read_axes(found: Found, table: Json) -> Keywords:
+    """Settings of positions of several axes; none for one axis.
+
+    Raises:
+        CheckpointError: the target's positions have one axis.
+    """
+    rope = table.get("rope_parameters") or table.get("rope_scaling") or {}
+    section = rope.get("mrope_section")
+    if (rope.get("rope_type") or rope.get("type")) != "mrope" or section is None:
+        return {}
+    if (getattr(found.text, "rope_parameters", None) or {}).get("mrope_section") is None:
+        rule = "must be absent for this target, whose positions have one axis"
+        raise CheckpointError(f"{found.file}: mrope_section", section, rule)
+    return {"mrope_section": section, "mrope_interleaved": bool(rope.get("mrope_interleaved", False))}
 
 
 def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
