@@ -26,6 +26,10 @@ KINDS: dict[str, dict[str, Any]] = {
         | {"partial_rotary_factor": 0.5},
     },
     "dflash, three axes": {"block": 5, "mrope_section": [1, 1, 2], "sliding_window": 9},
+    "dflash, two": {"block": 5, "conv_taps": 2, "conv_group": 8, "selector_rank": 6, "candidates": 7}
+    | {"logit_scale": 0.7, "logit_cap": 3.0, "embedding_scale": 1.3},
+    "dflash, lilicorr": {"block": 5, "candidates": 7, "lattice_layers": 2, "lattice_width": 24}
+    | {"lattice_heads": 4, "lattice_factors": 10, "conv_taps": 3},
     "dspark": {"block": 4},
     "dspark, gated": {"block": 4, "markov": "gated"},
     "dspark, rnn": {"block": 4, "markov": "rnn"},

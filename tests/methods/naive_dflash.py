@@ -43,6 +43,37 @@ def axes_of(count: int, section: list[int], interleaved: bool) -> list[int]:
     return [axis if index < 3 * section[axis] else 0 for index, axis in enumerate(axes)]
 
 
+def naive_kernels(head: DFlashHead, name: str, rows: Tensor) -> list[Tensor | None]:
+    """Kernels [n, taps, d] before and behind a part of a layer, channel by channel; None without any."""
+    taps, weights = head.config.conv_taps, head.state_dict()
+    if not taps:
+        return [None, None]
+    width = rows.shape[-1]
+    groups = width // head.config.conv_group
+    said = rows @ weights[f"{name}.kernel_projection.weight"].T
+    made: list[Tensor | None] = []
+    for side in range(2):
+        kernel = torch.empty(len(rows), taps, width, dtype=rows.dtype)
+        for tap in range(taps):
+            for channel in range(width):
+                place = (side * taps + tap) * groups + channel // head.config.conv_group
+                fixed = weights[f"{name}.base_kernel"][side, tap, channel]
+                kernel[:, tap, channel] = fixed + said[:, place]
+        made.append(kernel)
+    return made
+
+
+def convolved(rows: Tensor, kernel: Tensor | None) -> Tensor:
+    """Sum of each row [n, d] and those before it, each times its kernel [n, taps, d]."""
+    if kernel is None:
+        return rows
+    made = torch.zeros_like(rows)
+    for slot in range(len(rows)):
+        for tap in range(min(slot + 1, kernel.shape[1])):
+            made[slot] += kernel[slot, tap] * rows[slot - tap]
+    return made
+
+
 def naive_block(
     head: DFlashHead, context: Tensor, block: Tensor, places: Tensor | None = None, pairs: bool = False
 ) -> Tensor:
@@ -67,6 +98,8 @@ def naive_block(
     for index in range(config.num_layers):
         name = f"layers.{index}.self_attn."
         asking = normed(block, f"layers.{index}.input_layernorm.weight")
+        kernels = naive_kernels(head, f"layers.{index}.attention_conv", asking)
+        asking = convolved(asking, kernels[0])
         rows = torch.cat([context, asking])
         query, key, value = (
             through(rows, f"{name}{one}_proj").unflatten(-1, (-1, config.head_dim)) for one in "qkv"
@@ -89,8 +122,11 @@ def naive_block(
             shares = ((keys * query[slot]).sum(-1) / math.sqrt(config.head_dim)).exp()
             total = shares.sum(0) + (weights[f"{name}sinks"].exp() if config.sinks else 0)
             made.append(((shares / total)[..., None] * values).sum(0).flatten())
-        block = block + through(torch.stack(made), f"{name}o_proj")
+        block = block + convolved(through(torch.stack(made), f"{name}o_proj"), kernels[1])
         inner = normed(block, f"layers.{index}.post_attention_layernorm.weight")
+        kernels = naive_kernels(head, f"layers.{index}.mlp_conv", inner)
+        inner = convolved(inner, kernels[0])
         gate, up = (inner @ weights[f"layers.{index}.mlp.{one}_proj.weight"].T for one in ("gate", "up"))
-        block = block + (silu(gate) * up) @ weights[f"layers.{index}.mlp.down_proj.weight"].T
+        inner = (silu(gate) * up) @ weights[f"layers.{index}.mlp.down_proj.weight"].T
+        block = block + convolved(inner, kernels[1])
     return normed(block, "norm.weight")

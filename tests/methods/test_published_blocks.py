@@ -14,17 +14,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Lfm2VlConfig, Lfm2VlForConditionalGeneration, LlamaConfig
 
+from mmspec.core.canvas import Canvas
+from mmspec.core.draft import Draft
 from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.errors import CheckpointError, InputError
 from mmspec.heads.checkpoint import load_head
-from mmspec.methods.dflash.drafter import DFlashDrafter
+from mmspec.methods.dflash.drafter import BlockSession, DFlashDrafter
 from mmspec.methods.dflash.export import write_head
 from mmspec.methods.dflash.head import DFlashHead
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.trees.rejection import SpeculativeSampling
 from tests.methods.dflash_checks import KINDS, head_for
 from tests.methods.flash_checks import answer, target_of
+from tests.methods.naive_candidates import correlated, selected
 from tests.methods.naive_dflash import naive_block
 from tests.targets import loop
 from tests.tiny_models import randomise, tiny_llama
@@ -201,3 +204,67 @@ def test_a_setting_without_a_field_in_the_layout_is_refused(name: str, tmp_path:
     make: Callable[..., DFlashHead] = head_for
     with pytest.raises(InputError, match=name):
         write_head(make(target, "dflash", **REFUSED[name]), "specforge", "a/target", target.config, tmp_path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dflash, two", "dflash, lilicorr"])
+def test_a_draft_is_the_path_that_the_head_chooses(kind: str) -> None:
+    """Of ragged prompts with images: scores and tokens equal those computed one candidate at a time."""
+    target, given = liquid(torch.float64), prompts(torch.float64)
+    drafter = DFlashDrafter(head_for(target, kind, block=4)).fit(target)
+    head, seen, changed = drafter.model, list[int](), 0
+
+    class Watched(BlockSession):
+        def propose(self, canvas: Canvas) -> Draft:
+            draft = super().propose(canvas)
+            for row, prompt in enumerate(given):
+                if canvas.finish_reasons[row] is None:
+                    seen.append(self.compare(draft.tokens[row].tolist(), prompt, canvas.ids[row]))
+            return draft
+
+        def compare(self, tokens: list[int], prompt: dict[str, Any], ids: list[int]) -> int:
+            whole = {**prompt, "input_ids": torch.tensor([ids[:-1]])}
+            taps = target.read([whole], tuple(head.taps))
+            context = head.join([taps[tap][0] for tap in head.taps])
+            block = head.slots(torch.tensor([ids[-1]]), target.embed)[0]
+            hidden = naive_block(head, context, block)[1:]
+            logits = target.head(hidden) * head.config.logit_scale
+            if cap := head.config.logit_cap:
+                logits = (logits / cap).tanh() * cap
+            if head.lilicorr is None:
+                path, scores = selected(head, logits, hidden, ids[-1])
+            else:
+                path, scores = correlated(head, logits, hidden, context[-1], target.embed)
+            assert tokens == [ids[-1], *path]
+            lattice = head.lattice(hidden[None], logits[None], context[-1:], target.embed)
+            before = torch.tensor([[ids[-1], *path[:-1]]])
+            for level, due in enumerate(scores):
+                said = head.scores(lattice, level, before[:, level, None], hidden[None, level, None])
+                torch.testing.assert_close(said[0, 0].double(), due, rtol=1e-5, atol=1e-5)
+            return sum(a != b for a, b in zip(path, logits.argmax(-1).tolist(), strict=True))
+
+    drafter.session = Watched  # type: ignore[assignment]
+    answer(target, drafter, given, Sampler(), 6)
+    changed = sum(seen)
+    assert len(seen) > 8 and changed > 8, "the choice differs from the likeliest token of each slot"
+
+
+@pytest.mark.parametrize("kind", ["dflash, two", "dflash, lilicorr"])
+def test_sampled_candidates_have_an_honest_q(kind: str) -> None:
+    """A node's q is that of the candidates alone, given the token drawn before it."""
+    target = liquid(torch.float64)
+    head = head_for(target, kind, block=4)
+    drafter, drafts = DFlashDrafter(head, tree="1x1x1", sampling="sampled").fit(target), list[Draft]()
+
+    class Watched(BlockSession):
+        def propose(self, canvas: Canvas) -> Draft:
+            drafts.append(super().propose(canvas))
+            return drafts[-1]
+
+    drafter.session = Watched  # type: ignore[assignment]
+    answer(target, drafter, prompts(torch.float64), Sampler(1.0), 8, SpeculativeSampling(), SEEDS)
+    for draft in drafts:
+        q: Tensor = draft.q.p  # type: ignore[union-attr]
+        assert ((q > 0).sum(-1) <= head.config.candidates).all()
+        assert torch.allclose(q.sum(-1), torch.ones_like(q[..., 0]))
+        assert (q.gather(-1, draft.tokens[:, 1:, None]) > 0).all()

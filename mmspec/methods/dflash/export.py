@@ -12,12 +12,19 @@ from transformers import PreTrainedConfig
 from mmspec.errors import InputError
 from mmspec.heads.layers import BY_LLAMAS_NAMES, SLIDING
 from mmspec.methods.dflash.head import DFlashConfig, DFlashHead
-from mmspec.methods.dflash.published import NOISE
+from mmspec.methods.dflash.published import LATTICE, NOISE
 from mmspec.models.official_files import replace_prefix
 from mmspec.open_types import Json
 
 __all__ = ["write_head"]
 
+CLASSES = {
+    "dflash": "DFlashDraftModel",
+    "dflash2": "DFlash2DraftModel",
+    "dspark": "DSparkDraftModel",
+    "domino": "DominoDraftModel",
+    "lilicorr": "LiLiCorrDraftModel",
+}
 DOMINO = {"markov_head.prefix_gru.weight_ih": "prefix_gru.weight_ih_l0"}
 DOMINO |= {"markov_head.prefix_gru.weight_hh": "prefix_gru.weight_hh_l0", "markov_head.": ""}
 
@@ -85,6 +92,10 @@ def layer_config(own: DFlashConfig, target: PreTrainedConfig) -> Json:
 def block_config(own: DFlashConfig) -> Json:
     """The fields of blocks, and of the corrections of their slots."""
     kind = own.markov if own.markov == "domino" else "dspark" if own.markov else "dflash"
+    if own.lattice_layers:
+        kind = "lilicorr"
+    elif own.selector_rank:
+        kind = "dflash2"
     settings: Json = {
         "projector_type": kind,
         "target_layer_ids": [tap - 1 for tap in own.taps],
@@ -101,9 +112,16 @@ def block_config(own: DFlashConfig) -> Json:
         settings |= {"markov_rank": own.markov_rank, "markov_head_type": own.markov}
         settings |= {"enable_confidence_head": own.confidence}
         settings["confidence_head_with_markov"] = own.confidence_with_markov
-    names = {"dflash": "DFlashDraftModel", "dspark": "DSparkDraftModel", "domino": "DominoDraftModel"}
+    scales = {"output_multiplier": own.logit_scale, "input_embedding_scale": own.embedding_scale}
+    settings |= scales | {"final_logit_softcapping": own.logit_cap or None}
+    if own.conv_taps:
+        settings |= {"conv_kernel_size": own.conv_taps, "conv_group_size": own.conv_group}
+    if own.selector_rank:
+        settings |= {"selector_rank": own.selector_rank, "selector_top_k": own.candidates}
+    if own.lattice_layers:
+        settings |= {f"lilicorr_{name}": getattr(own, ours) for name, ours in LATTICE.items()}
     return {
-        "architectures": [names[kind]],
+        "architectures": [CLASSES[kind]],
         "block_size": own.block,
         "num_target_layers": own.target_layers,
         "dflash_config": settings,

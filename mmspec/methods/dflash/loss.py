@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.errors import InputError
@@ -12,6 +12,7 @@ from mmspec.methods.dflash.head import DFlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
+from mmspec.training.losses.goals import Goals
 from mmspec.validation import is_integer
 
 __all__ = ["DFlashLoss", "denoise"]
@@ -65,6 +66,10 @@ class DFlashLoss(DrafterLoss):
             logits = logits + torch.stack(biases, 1)
         loss, agreement = token_loss(logits, goal, counted, self.discount)
         figures = {"agreement": agreement}
+        if self.head.has_candidates:
+            anchor = self.head.join([reading.taps[tap][blocks.row, blocks.before] for tap in self.head.taps])
+            choice, figures["chosen"] = self.choose(hidden, logits, anchor, before, goal, counted)
+            loss = loss + choice
         if self.head.confidence_head is not None:
             common = goal.common(logits.detach())
             predicted = self.head.confidences(hidden.detach(), before).float()
@@ -72,6 +77,42 @@ class DFlashLoss(DrafterLoss):
             figures["confidence"] = (nats * counted).sum() / counted.sum().clamp_min(1)
             loss = loss + figures["confidence"]
         return loss, figures
+
+    def choose(
+        self, hidden: Tensor, logits: Tensor, anchor: Tensor, before: Tensor, goal: Goals, counted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the scores of candidates with the target's probabilities of them.
+
+        Slots behind a token that is no candidate have no scores by `LatticeCorrelator`, and do not count.
+
+        Args:
+            hidden: [m, D, d] states of the slots.
+            logits: [m, D, V'].
+            anchor: [m, d] newest rows of the context.
+            before: [m, D] tokens before the slots.
+            goal: the target's distributions.
+            counted: [m, D] learnt slots.
+
+        Returns:
+            The loss, and [D] how often the best candidate is the target's likeliest token.
+        """
+        lattice = self.head.lattice(hidden, logits, anchor, self.target.embed)
+        scores = torch.cat(
+            [
+                self.head.scores(lattice, place, before[:, place, None], hidden[:, place, None])
+                for place in range(before.shape[1])
+            ],
+            1,
+        )
+        if lattice.pairs is not None:
+            follows = (lattice.tokens[:, :-1] == before[:, 1:, None]).any(-1)
+            counted = counted & pad(follows, (1, 0), value=True)
+        weights = counted * self.discount ** torch.arange(counted.shape[1], device=counted.device)
+        wanted = goal.table[goal.at[..., None], lattice.index]
+        nats = -(wanted * scores.float().log_softmax(-1)).sum(-1)
+        best = lattice.index.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
+        agreement = ((best == goal.meant()) & counted).sum(0) / counted.sum(0).clamp_min(1)
+        return (nats * weights).sum() / weights.sum().clamp_min(1.0), agreement
 
 
 def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:

@@ -1,4 +1,4 @@
-"""Reader of DFlash, DSpark and Domino heads of z-lab, DeepSpec and SpecForge, and in speculators' format.
+"""Reader of block heads of z-lab, DeepSpec, SpecForge and NVIDIA, and in speculators' format.
 
 | keys of the config | meaning | source |
 |---|---|---|
@@ -7,6 +7,16 @@
 | `architectures` with "DSpark" | the slot of the newest token predicts | SGLang, vLLM |
 | `rope_is_neox_style: false` (Liquid's LFM2.5, LFM2.5-VL) | pairs (2i, 2i + 1) turn | SGLang #30776 |
 | rotary type "mrope" with `mrope_section` | positions of three axes | SpecForge #583 |
+| `conv_kernel_size`, `conv_group_size` | convolutions of DFlash 2 | z-lab/dflash |
+| `selector_rank`, `selector_top_k` | choice among a slot's likeliest tokens | z-lab/dflash |
+| `output_multiplier`, `final_logit_softcapping`, `input_embedding_scale` | scales | z-lab/dflash |
+| `lilicorr_*` | LiLiCorr | NVIDIA/Model-Optimizer, TensorRT-LLM, vLLM |
+
+| tensors of the last two choices, and of convolutions | shape |
+|---|---|
+| `layers.N.{attention,mlp}_conv.base_kernel`, `.kernel_projection.weight` | [2, t, d], [2 t d / group, d] |
+| `candidate_selector.{predecessor,successor}_codebook`, `.hidden_projection.weight` | [V, r], [r, d] |
+| `lilicorr.*` | as in `LatticeCorrelator` |
 
 An `mrope_section` beside another rotary type is a copy of the target's config, which the published classes
 ignore; so are positions of several axes then.
@@ -49,12 +59,25 @@ OBEYED = {
     *("confidence_head_alpha", "confidence_head_with_markov"),
     *("use_swa", "swa_window_size", "causal", "is_causal", "sliding_window_non_causal", *SINKS),
     *("rope_is_neox_style", "is_neox_style"),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    *("output_multiplier", "final_logit_softcapping", "input_embedding_scale"),
 }
 OF_DOMINO = {"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"}
 OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of mmspec, which have the same keys
 MARKOV = "markov_head.markov_w1.weight"
 DOMINO = "markov_head.prefix_gru.weight_hh"
-PROJECTORS = (None, "dflash", "dspark", "domino")
+PROJECTORS = (None, "dflash", "dspark", "domino", "dflash2", "lilicorr")
+#: Fields of LiLiCorr by the names of its config, each with the prefix `lilicorr_`.
+LATTICE = {
+    "hidden_size": "lattice_width",
+    "num_layers": "lattice_layers",
+    "num_heads": "lattice_heads",
+    "mlp_ratio": "lattice_ratio",
+    "candidate_topk": "candidates",
+    "factor_dim": "lattice_factors",
+    "vector_eps": "lattice_eps",
+    "logit_scale": "lattice_scale",
+}
 CONFIDENCE = "confidence_head.proj.weight"
 
 
@@ -78,6 +101,8 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
         rule = f"must be a head that was trained for this target of {layers} layers"
         raise CheckpointError("drafter", f"a head for a target of {meant} layers", rule)
     obeyed = OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED
+    if correlates := own.get("projector_type") == "lilicorr" or "lilicorr_num_layers" in own:
+        obeyed |= {"lilicorr_enabled", *(f"lilicorr_{name}" for name in LATTICE)}
     table = table_of_layer(found, (own, stored.get("transformer_layer_config") or {}), obeyed)
     shape = Qwen3Config(**{**table, "model_type": "qwen3"})
     depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
@@ -105,6 +130,10 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
         layer_types=types,
         sliding_window=window,
         causal=causal,
+        logit_scale=float(own.get("output_multiplier", 1.0)),
+        logit_cap=float(own.get("final_logit_softcapping") or 0.0),
+        embedding_scale=float(own.get("input_embedding_scale", 1.0)),
+        **read_candidates(own, correlates),
         **read_axes(found, table),
         **read_layer(file, shape),
     )
@@ -157,6 +186,19 @@ def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
             "markov_rank": tensors[MARKOV].shape[1],
         }
     return {"markov": "", "markov_rank": 1}
+
+
+def read_candidates(own: Json, correlates: bool) -> Keywords:
+    """Settings of the convolutions of DFlash 2, and of the choice among candidates by it or by LiLiCorr."""
+    made: Keywords = {}
+    if own.get("conv_kernel_size"):
+        made |= {"conv_taps": int(own["conv_kernel_size"]), "conv_group": int(own["conv_group_size"])}
+    if own.get("selector_rank"):
+        made |= {"selector_rank": int(own["selector_rank"]), "candidates": int(own["selector_top_k"])}
+    if correlates:
+        kinds = {"lattice_ratio": float, "lattice_eps": float, "lattice_scale": float}
+        made |= {ours: kinds.get(ours, int)(own[f"lilicorr_{name}"]) for name, ours in LATTICE.items()}
+    return made
 
 
 def read_attention(
