@@ -182,7 +182,11 @@ def test_an_exported_head_reads_as_the_same_head(kind: str, tmp_path: Path) -> N
     again: Any = load_head(kind.split(",")[0], tmp_path, target.config)
     own, read = head.state_dict(), again.state_dict()
     assert own.keys() == read.keys() and all(torch.equal(read[name], own[name]) for name in own)
-    settings = ("taps", "block", "anchor_predicts", "markov", "confidence", "layers", "mrope_section")
+    settings = (
+        "taps", "block", "anchor_predicts", "markov", "confidence", "layers", "mrope_section", "conv_taps",
+        "conv_group", "candidates", "selector_rank", "lattice_layers", "lattice_heads", "lattice_scale",
+        "lattice_eps", "logit_scale", "logit_cap", "embedding_scale",
+    )  # fmt: skip
     assert {one: getattr(again.config, one) for one in settings} == {
         one: getattr(head.config, one) for one in settings
     }
