@@ -13,7 +13,7 @@ from mmspec.accelerators import promise_of
 from mmspec.assets import own_drafters, shown_path
 from mmspec.errors import CheckpointError, MMSpecError
 from mmspec.heads.checkpoint import heads_in, load_head
-from mmspec.methods.draft_model.drafter import mask_token_of
+from mmspec.methods.draft_model.drafter import NAME, mask_token_of
 from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.open_types import Json
 from mmspec.plugins import METHODS, family_of, load, register_families
@@ -95,7 +95,7 @@ def examine_head(folder: str, model: str) -> Json:
         except MMSpecError as error:
             problems[kind] = str(error)
     if not kinds and mask_token_of(config_of(folder)) is not None:
-        found["accelerators"] = ["draft_model"]
+        found["accelerators"] = [NAME]
     elif not found["accelerators"]:
         known = problems.get(entry["accelerator"]) if entry else None
         none = "must be a head, or a draft model with pard_token"

@@ -36,6 +36,7 @@ from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import check_draft_tokens, is_integer, require_number
 from mmspec.visual_tokens.spans import find_images
 
+NAME = "draft_model"
 LENGTH = 5  # default length of a chain
 MASS = 0.4  # of the attention to visual tokens, as published (2508.16201)
 
