@@ -219,7 +219,10 @@ class Served:
 
 
 def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict[str, float]:
-    """Count the rounds of a running batch that new requests enter as soon as others leave."""
+    """Count the rounds of a running batch that new requests enter as soon as others leave.
+
+    The launches of a request that enters are those beside the target's forward pass over its prompt.
+    """
     target = scenario.target()
     if compiled:
         target.steps = CapturedForward(target.model, target._step)
@@ -227,13 +230,24 @@ def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict
     samplers = [Sampler(0.0, guidance_scale=scale), Sampler(0.9, top_p=0.9, guidance_scale=scale)]
     samplers += [Sampler(1.2, top_k=5, guidance_scale=scale)]
     served: Any = Served(target, scenario.accelerator(target), samplers, scenario.context)
-    entered, rounds = [], []
+    entered, rounds, prompts, outside = [], [], list[int](), list[int]()
+    forward = target.forward
+
+    def counted_forward(*args: Any, **how: Any) -> torch.Tensor:
+        before = gpu.counts.launches.total()
+        logits = forward(*args, **how)
+        prompts.append(gpu.counts.launches.total() - before)
+        return logits
+
+    target.forward = counted_forward  # type: ignore[method-assign]
     with RunningBatch(served, scenario.rows) as batch:
         while True:
             while batch.free and len(entered) < RUNNING_REQUESTS:
                 gpu.take()
+                prompts.clear()
                 batch.enter(len(entered))
                 entered.append(gpu.take())
+                outside.append(entered[-1].launches.total() - sum(prompts))
             if not batch.handles:
                 break
             batch.step()
@@ -246,7 +260,7 @@ def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict
         "copies": median(each.copies for each in timed),
         "reads": median(each.reads for each in timed),
         "captures": sum(each.captures for each in timed + late),
-        "enters": median(each.launches.total() for each in late),
+        "enters": median(outside[len(outside) // 2 :]),
     }
 
 

@@ -36,7 +36,7 @@ WARM_UPS = 1
 #: Operators that return memory without a launch, in addition to views.
 ALLOCATING = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "lift_fresh", "lift"}
 READING = {"item", "is_nonzero", "_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2"}
-MOVING = {"index_select", "cat", "index_copy_", "copy_", "clone"}
+MOVING = {"index_select", "cat", "index_copy_", "copy_", "clone", "_foreach_copy_"}
 HOST_READS = ("tolist", "numpy", "__array__")
 #: Launches of a kernel that has more than one.
 LAUNCHES = {
@@ -167,8 +167,9 @@ class SimulatedGPU(TorchDispatchMode):
         elif not self._is_quiet:
             self.counts.launches[name] += launches
             if name in MOVING:
+                written = step[1][0] if step[3] is None else step[3]  # lists are written in place
                 self.counts.moved_bytes += sum(
-                    x.nbytes for x in tree_leaves(step[3]) if isinstance(x, Tensor)
+                    x.nbytes for x in tree_leaves(written) if isinstance(x, Tensor)
                 )
 
     def _read(self, name: str) -> None:

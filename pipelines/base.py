@@ -63,6 +63,7 @@ DRAWING = {
 
 TUNED_FOR = {"batch_size", "tv"}
 DEFAULT_PREFIX_BYTES = 2 * 2**30
+PREFILL_TOKENS = 512
 OWN_TO_EACH = {"target", "_lock", "_interrupted"}
 ROUNDS_TO_COMPILE = 5  # prefill, a first round, two of the same shapes, of which the second is captured
 
@@ -109,6 +110,7 @@ class MMSpecPipeline:
         self.draft_processor: Processor = None
         self._folder: Path | None = None
         self._prefix_bytes: int | None = None
+        self._prefill_tokens: int | None = None
         self._packing_share = SHARE
         self._is_compiled = False
         self._lock = threading.Lock()
@@ -445,7 +447,7 @@ class MMSpecPipeline:
             raise InputError("prefix cache", type(self.model).__name__, rule)
         with self._busy():
             self._prefix_bytes = PrefixCache(max_bytes).max_bytes
-            self._attach_prefix_caches()
+            self._attach_prefill()
 
     def disable_prefix_cache(self) -> None:
         """Disable the prefix cache and free its memory.
@@ -455,7 +457,43 @@ class MMSpecPipeline:
         """
         with self._busy():
             self._prefix_bytes = None
-            self._attach_prefix_caches()
+            self._attach_prefill()
+
+    def enable_chunked_prefill(self, tokens: int = PREFILL_TOKENS) -> None:
+        """Read long prompts in several forward passes, of the target and of a draft model.
+
+        Chunks bound the memory of a prefill: the attention mask of a chunk has a row for each of its tokens,
+        and a column for each token of the prompt, or of the window in layers with a sliding window. In a
+        running batch, rounds are decoded between the chunks of a prompt. Outputs are the same as without
+        chunks, up to rounding.
+
+        Images are not split. A prompt is read whole if its images attend to later tokens (Gemma 3,
+        PaliGemma), if rotary frequencies change within it, if the model has recurrent layers without a closed
+        form (Mamba), or while hooks are set on the model.
+
+        Args:
+            tokens: largest number of prompt tokens in a forward pass.
+
+        Raises:
+            InputError: `tokens` is not a positive integer.
+            PipelineBusyError: a call is running.
+        """
+        if not is_integer(tokens) or tokens < 1:
+            raise InputError("tokens", tokens, "must be a positive integer")
+        self._set_prefill_tokens(tokens)
+
+    def disable_chunked_prefill(self) -> None:
+        """Read every prompt in one forward pass.
+
+        Raises:
+            PipelineBusyError: a call is running.
+        """
+        self._set_prefill_tokens(None)
+
+    def _set_prefill_tokens(self, tokens: int | None) -> None:
+        with self._busy():
+            self._prefill_tokens = tokens
+            self._attach_prefill()
 
     def enable_packing(self, share: float = SHARE) -> None:
         """Keep packed copies of the linear layers on a CPU. This is on by default.
@@ -547,7 +585,7 @@ class MMSpecPipeline:
 
     def _attach(self) -> None:
         """Apply the settings for prefix caches, packed layers and compiled steps to target and drafter."""
-        self._attach_prefix_caches()
+        self._attach_prefill()
         self.target.packing.share = self._packing_share
         if self._compiles:
             if self.target.steps is None:
@@ -564,11 +602,12 @@ class MMSpecPipeline:
         is_usual = isinstance(target, CausalTarget) and not target.by_blocks and not is_offloaded(self.model)
         return mode != "off" and (self._is_compiled or (mode == "auto" and is_usual))
 
-    def _attach_prefix_caches(self) -> None:
-        """Attach a prefix cache to every model that reads prompts, if enabled."""
+    def _attach_prefill(self) -> None:
+        """Set the settings of prefills on every model that reads prompts, with a prefix cache if enabled."""
         for reader in (self.target, self.accelerator.drafter.reader):
             if reader is None or reader.vector_size:
                 continue
+            reader.prefill_tokens = self._prefill_tokens
             held = None if reader.prefix_cache is None else reader.prefix_cache.max_bytes
             if held != self._prefix_bytes:
                 reader.prefix_cache = None if self._prefix_bytes is None else PrefixCache(self._prefix_bytes)

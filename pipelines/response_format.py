@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from transformers import LogitsProcessorList, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
 from mmspec.core.grammar import GrammarProcessor, TextGrammar
 from mmspec.errors import InputError, MissingDependencyError
@@ -17,7 +23,7 @@ from mmspec.pipelines.settings import GenerationSettings
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_list
 
-__all__ = ["ARGUMENT", "grammar_processor", "grammar_source", "with_response_format"]
+__all__ = ["ARGUMENT", "grammar_processor", "grammar_source", "prepare_grammars", "with_response_format"]
 
 ARGUMENT = "response_format"
 #: The field of each type that holds its value, in a format {"type": ..., field: ...}.
@@ -170,6 +176,13 @@ def source_of(kind: str, value: Any, name: str) -> str:
         return str(guidance.grammar_from(kind, value))
     except ValueError as error:
         raise InputError(name, value, f"must be a grammar in EBNF (GBNF) or Lark: {error}") from error
+
+
+def prepare_grammars(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Build llguidance's form of a tokenizer now, if there is one, so that no request waits for it."""
+    with suppress(InputError, MissingDependencyError):
+        defaults = GenerationSettings.from_keywords(model.generation_config, {})
+        tokenizer_of(tokenizer, tuple(defaults.end_token_ids()))
 
 
 @lru_cache(maxsize=256)

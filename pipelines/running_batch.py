@@ -1,11 +1,17 @@
 """RunningBatch (continuous batching): requests enter and leave between rounds, each with its own settings.
 
-The prefill of a request runs alone; then its rows are appended to the batch. When it leaves, the last rows of
-the batch replace its rows. In a compiled pipeline on a GPU the number of rows is one of few
-sizes, so that rounds are replayed from CUDA graphs: a request takes the slots of finished rows.
+The prefill of a request runs alone; then its rows are appended to the batch. With chunked prefill, each step
+prefills some tokens of the prompts that wait, in the order in which their requests entered, and then
+decodes a round. When a request leaves, the last rows of the batch replace its rows. In a compiled pipeline on
+a GPU the number of rows is one of few sizes, so that rounds are replayed from CUDA graphs: a request takes
+the slots of finished rows.
 
 The output of a request is the same as in a call of its own: rows are computed independently, and random
 numbers depend on the seed of the request. There is no scheduler: a request enters if there is room.
+
+Rounds that are replayed from graphs run ahead: a GPU computes the next one while the host reads this one.
+Before rows change, the host reads all rounds, so that it waits a second time in a round in which a request
+ends or enters. The rows that have ended compute that further round for nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +25,14 @@ import torch
 
 from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas, RowOutput
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.graphs import rows_of_graph
-from mmspec.core.interfaces import TargetState
+from mmspec.core.interfaces import PromptOutput, TargetState
 from mmspec.core.logprobs import TokenLogprob
-from mmspec.core.loop import Batch, begin, runs_by_itself
-from mmspec.core.sampling import Sampler
+from mmspec.core.loop import Batch, begin, prefill_requests, runs_by_itself
+from mmspec.core.sampling import RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
-from mmspec.errors import InputError, NoRoomError, NumericalError
+from mmspec.errors import InputError, NoRoomError
 from mmspec.pipelines.outputs import CallOutput
 from mmspec.plugins import METHODS
 from mmspec.targets import CausalTarget
@@ -57,13 +64,14 @@ class RowUpdate:
             rows of a finished request are free.
         error: the error of a failed request; the output has the tokens decoded before. It is an
             OutOfMemoryError if the device had too little memory for a round, which ends the newest request.
+            An error of a chunked prefill ends its request without an output.
         logprobs: of the new tokens of each row; empty lists if the request does not ask for them.
     """
 
     handle: int
     tokens: list[RowOutput]
     output: CallOutput | None = None
-    error: NumericalError | torch.OutOfMemoryError | None = None
+    error: Exception | None = None
     logprobs: list[list[TokenLogprob]] = field(default_factory=list)
 
 
@@ -83,6 +91,7 @@ class Running:
     make_output: Callable[[Canvas], CallOutput]  # from the canvas of its rows
     rows: list[int]  # in the batch
     text_before: list[int]  # of the first row's `Request`
+    prompt_tokens: int  # of the first row
     fresh: list[RowOutput]  # new tokens of each row that have not been reported
     cached_tokens: int = 0  # of its prompts, which the prefix cache supplied
 
@@ -90,6 +99,31 @@ class Running:
         """Add new tokens of its rows."""
         for fresh, new in zip(self.fresh, tokens, strict=True):
             fresh.extend(new)
+
+
+@dataclass(eq=False)
+class Waiting:
+    """A request whose prefill has not ended.
+
+    Attributes:
+        prefill: of its prompts.
+        tokens: number of tokens of its next forward pass; 0 before the prefill has begun.
+    """
+
+    running: Running
+    call: Call
+    sampler: RowSettings
+    prefill: ChunkedPrefill[tuple[TargetState, PromptOutput]]
+    tokens: int = 0
+
+    def advance(self) -> tuple[TargetState, PromptOutput] | None:
+        """Begin the prefill, or run its next forward pass; returns its result after the last one."""
+        try:
+            self.tokens = next(self.prefill)
+        except StopIteration as end:
+            result: tuple[TargetState, PromptOutput] = end.value
+            return result
+        return None
 
 
 class RunningBatch:
@@ -100,28 +134,30 @@ class RunningBatch:
     Args:
         pipe: the pipeline, which is busy until `close`.
         rows: maximum number of rows that are decoded together. An image is one row, also with guidance.
+        is_locked: whether the caller has locked the pipeline, to open several batches that take turns.
 
     Raises:
         InputError: `rows` is out of range, or the model or accelerator cannot change rows during decoding.
         PipelineBusyError: another call is running.
     """
 
-    def __init__(self, pipe: MMSpecPipeline, rows: int) -> None:
+    def __init__(self, pipe: MMSpecPipeline, rows: int, is_locked: bool = False) -> None:
         if not is_integer(rows) or not 1 <= rows <= MOST_ROWS:
             raise InputError("rows", rows, f"must be an integer from 1 to {MOST_ROWS}")
         check_rows_move(pipe)
         self.pipe, self.rows = pipe, rows
         self._held = ExitStack()
-        self._held.enter_context(pipe._busy())
+        if not is_locked:
+            self._held.enter_context(pipe._busy())
         self._past = DecodingStats(pipe.accelerator.name, pipe.accelerator.exactness)
         self._batch: Batch[TargetState] | None = None
         self._running: list[Running] = []
+        self._waiting: list[Waiting] = []  # in the order in which they entered
         self._handles = 0
         self._has_slots = pipe.target.has_fixed_rows
         self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
         drafter = self._decoder.drafter
-        in_one_round = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
-        self._joins_at_once = in_one_round and not self._has_slots
+        self._joins_at_once = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
 
     def __enter__(self) -> Self:
         return self
@@ -140,27 +176,36 @@ class RunningBatch:
     @property
     def free(self) -> int:
         """Number of free rows."""
-        return self.rows - sum(len(each.rows) for each in self._running)
+        return self.rows - sum(len(each.fresh) for each in self._all)
+
+    @property
+    def _decoded(self) -> int:
+        """Number of rows that are decoded."""
+        return sum(len(each.rows) for each in self._running)
 
     @property
     def handles(self) -> list[int]:
         """Handles of the requests in the batch, in the order in which they entered."""
-        return [each.handle for each in self._running]
+        return [each.handle for each in self._all]
+
+    @property
+    def _all(self) -> list[Running]:
+        """The requests in the batch, with those whose prefill has not ended."""
+        return [*self._running, *(each.running for each in self._waiting)]
 
     def prompt_tokens(self, handle: int) -> int:
         """Return the length of a request's first prompt, visual tokens included; 0 if not in the batch."""
-        for running in self._running:
-            if running.handle == handle and self._batch is not None:
-                return self._batch.canvas.prompt_lengths[running.rows[0]]
-        return 0
+        return next((each.prompt_tokens for each in self._all if each.handle == handle), 0)
 
     def text_before(self, handle: int) -> list[int]:
         """Return the last tokens of a request's first prompt if the output continues their text, else []."""
-        return next((each.text_before for each in self._running if each.handle == handle), [])
+        return next((each.text_before for each in self._all if each.handle == handle), [])
 
     @torch.inference_mode()
     def enter(self, prompt: object, **arguments: object) -> int:
         """Add a request to the batch: run its prefill, and decode it from the next round on.
+
+        With chunked prefill (`MMSpecPipeline.enable_chunked_prefill`), the next steps run the prefill.
 
         Args:
             prompt: prompt or prompts of the request, as in a call of the pipeline.
@@ -178,30 +223,51 @@ class RunningBatch:
         """
         return self._enter(*self.pipe._prepare_request(prompt, arguments))
 
-    def _enter(self, call: Call, make_output: Callable[[Canvas], CallOutput]) -> int:
+    def _enter(self, call: Call, make_output: Callable[[Canvas], CallOutput], at_once: bool = False) -> int:
         count = len(call.requests)
         if count > self.rows:
             raise InputError("rows", count, f"must be at most {self.rows}, the rows of the running batch")
         if count > self.free:
             raise NoRoomError(f"{self.free} rows are free, {count} are needed; enter the request again later")
-        if self._running and self._of_batch.sampler.is_guided != call.sampler.is_guided:
+        if any(each.is_guided != call.sampler.is_guided for each in self._samplers):
             raise NoRoomError(
                 "requests with and without guidance cannot be decoded together; enter the request again later"
             )
-        before = call.requests[0].text_before
         accelerator, target = self.pipe.accelerator, self.pipe.target
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
             rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
             raise InputError("accelerator", accelerator.name, rule)
-        sampler = call.sampler.on_device(count, target.device) if self._has_slots else call.sampler
-        where = sampler, call.requests, call.canvas, call.random
-        batch, prompts = begin(target, self._decoder, *where)
-        running = Running(self._handles, make_output, [], before, [[] for _ in range(count)])
+        sampler = self._on_device(call.sampler, count) if self._has_slots else call.sampler
+        self._decoder.admit(call.requests, sampler, call.canvas.stopping[0])
+        before, length = call.requests[0].text_before, call.canvas.prompt_lengths[0]
+        running = Running(self._handles, make_output, [], before, length, [[] for _ in range(count)])
+        prefill = prefill_requests(target, self._decoder, sampler, call.requests, call.canvas)
+        new = Waiting(running, call, sampler, prefill)
+        if at_once or target.prefill_tokens is None:
+            self._join(new, finish(prefill))
+        else:
+            self._waiting.append(new)
+        self._handles += 1
+        return running.handle
+
+    @property
+    def _samplers(self) -> list[RowSettings]:
+        """Settings of the rows in the batch, and of those whose prefill has not ended."""
+        running = [self._of_batch.sampler] if self._running else []
+        return [*running, *(each.sampler for each in self._waiting)]
+
+    def _join(self, new: Waiting, prefilled: tuple[TargetState, PromptOutput]) -> None:
+        """Choose the first tokens of a request after its prefill, and add its rows to the batch."""
+        call, running = new.call, new.running
+        where = new.sampler, call.requests, call.canvas, call.random
+        graphs = self.pipe.target.graphs if self._has_slots else None
+        batch, prompts = begin(self.pipe.target, self._decoder, *where, prefilled, graphs)
         running.cached_tokens = call.canvas.stats.cached_prompt_tokens
         running.take(prompts.emission.tokens)
         try:
+            self._read_rounds()
             if not (self._joins_at_once or call.canvas.finished):
-                # the first round runs alone, after which windows can be joined, and graphs have its tensors
+                # the first round runs alone, after which windows can be joined
                 batch.decode_round()
                 running.take(batch.read_round().tokens)
                 batch.tighten()
@@ -209,9 +275,43 @@ class RunningBatch:
         except BaseException:
             batch.state.close()
             raise
-        self._handles += 1
         self._running.append(running)
-        return running.handle
+
+    def _prefill_some(self) -> list[RowUpdate]:
+        """Prefill up to `prefill_tokens` tokens, and at least one chunk, in the order of requests.
+
+        Returns:
+            Updates of requests that failed. Those whose prefill has ended have joined the batch.
+        """
+        failed: list[RowUpdate] = []
+        most = left = self.pipe.target.prefill_tokens or 0
+        while self._waiting and (left == most or self._waiting[0].tokens <= left):
+            new = self._waiting[0]
+            left -= new.tokens
+            try:
+                prefilled = new.advance()
+                if prefilled is not None:
+                    self._waiting.remove(new)
+                    self._join(new, prefilled)
+            except Exception as error:
+                failed.append(self._drop(new, error))
+            except BaseException:
+                self.close()
+                raise
+        return failed
+
+    def _drop(self, waiting: Waiting, error: Exception) -> RowUpdate:
+        """Remove a request whose prefill failed."""
+        waiting.prefill.close()
+        self._waiting = [each for each in self._waiting if each is not waiting]
+        return RowUpdate(waiting.running.handle, waiting.running.fresh, error=error)
+
+    def _on_device(self, sampler: RowSettings, count: int) -> RowSettings:
+        """Return the settings of new rows in a form that shares graphs with those of the batch."""
+        own = sampler.on_device(count, self.pipe.target.device)
+        known = None if self._batch is None else self._batch.sampler
+        shares = isinstance(own, Sampler) and isinstance(known, Sampler) and known.numbers is not None
+        return own.using(known) if shares and own.numbers is not None else own
 
     @property
     def _of_batch(self) -> Batch[TargetState]:
@@ -220,7 +320,7 @@ class RunningBatch:
 
     def _append(self, new: Batch[TargetState]) -> list[int]:
         """Append the rows of a request to the batch, and return their indices."""
-        count, first = len(new.canvas.ids), self.rows - self.free
+        count, first = len(new.canvas.ids), self._decoded
         self._batch = new if self._batch is None else self._batch.joined(new)
         return list(range(first, first + count))
 
@@ -236,7 +336,7 @@ class RunningBatch:
             self._batch.canvas.retire(range(count, size))
             return list(range(count))
         if count > len(free := self._free_slots):
-            self._resize(self._size_for(self.rows - self.free + count))
+            self._resize(self._size_for(self._decoded + count))
             free = self._free_slots
         self._batch = self._of_batch.overwritten(free[:count], new)
         return free[:count]
@@ -266,14 +366,16 @@ class RunningBatch:
     def capture(self) -> None:
         """Capture the graphs of rounds now, for every number of slots, in a compiled pipeline on a GPU.
 
-        Buffers are allocated for all rows of up to 2,048 tokens. Longer requests, and those with settings of
+        Buffers are allocated for all rows of up to 2,048 tokens. They grow to powers of two, and each such
+        size is captured when a request first needs it. Longer requests, and those with settings of
         other kinds than temperature, top-p and a top-k of up to 64, are captured when they come.
         """
         if not self._has_slots or self._running:
             return
-        examples = [each if isinstance(each, Call) else each.batch(0, 1) for each in self._examples()]
-        for call in examples:  # the batch keeps the kinds of their settings
-            self.cancel(self._enter(call, no_output))
+        for _ in range(ROUNDS_TO_CAPTURE):
+            for example in self._examples():  # the batch keeps the kinds of their settings
+                call = example if isinstance(example, Call) else example.batch(0, 1)
+                self.cancel(self._enter(call, no_output, at_once=True))
         for size in sorted({self._size_for(1 + row) for row in range(self.rows)}, reverse=True):
             self._resize(size)
             batch = self._of_batch
@@ -305,13 +407,18 @@ class RunningBatch:
     def step(self) -> list[RowUpdate]:
         """Decode one round and return its updates; the rows of finished requests become free.
 
+        With chunked prefill, a part of the waiting prompts is prefilled before the round.
+
         Raises:
             BaseException: an error of the model; the batch is closed and its requests are lost.
         """
+        failed = self._prefill_some()
         if self._batch is None or not self._running:
-            return []
-        failed = self._decode_round()
+            return failed
+        failed += self._decode_round()
         canvas = self._batch.canvas
+        if any(canvas.finish_reasons[row] is not None for each in self._running for row in each.rows):
+            self._read_rounds()
         updates, ended = [], []
         for running in self._running:
             fresh, running.fresh = running.fresh, [[] for _ in running.rows]
@@ -346,10 +453,9 @@ class RunningBatch:
             before = batch.snapshot()
             try:
                 batch.decode_round()
-                tokens = batch.read_round().tokens
-                batch.tighten()
+                self._read_rounds(self._rounds_ahead)
             except torch.OutOfMemoryError as error:
-                if len(self._running) == 1 or not before.restore():
+                if len(self._running) == 1 and not self._in_prefill or not before.restore():
                     self.close()
                     raise
                 ended.append(self._end_newest(error))
@@ -357,12 +463,34 @@ class RunningBatch:
             except BaseException:
                 self.close()
                 raise
-            for each in self._running:
-                each.take([tokens[row] for row in each.rows])
             return ended
 
+    @property
+    def _rounds_ahead(self) -> int:
+        """Number of rounds that a GPU may compute before the host reads them; see `speculate`."""
+        batch = self._of_batch
+        decides = any(stopping.criteria or stopping.of_output for stopping in batch.canvas.stopping)
+        return 0 if batch.graphs is None or decides else 1
+
+    def _read_rounds(self, ahead: int = 0) -> None:
+        """Read rounds until so many are unread, and add their tokens to the running requests."""
+        batch = self._batch
+        while batch is not None and batch.canvas.unread > ahead:
+            tokens = batch.read_round().tokens
+            for each in self._running:
+                each.take([tokens[row] for row in each.rows])
+            batch.tighten()
+
+    @property
+    def _in_prefill(self) -> list[Waiting]:
+        """Requests whose prefill has begun, and which therefore take memory."""
+        return [each for each in self._waiting if each.tokens]
+
     def _end_newest(self, error: torch.OutOfMemoryError) -> RowUpdate:
-        """End the request that entered last, so that the others have its memory."""
+        """End the request that entered last and takes memory, so that the others have it."""
+        if self._in_prefill:
+            return self._drop(self._in_prefill[-1], error)
+        self._read_rounds()
         newest = self._running[-1]
         canvas = self._of_batch.canvas
         canvas.retire(newest.rows)
@@ -370,7 +498,7 @@ class RunningBatch:
         own.stats = own.stats.of_rows_alone()
         self._remove([newest])
         if self._has_slots:
-            self._resize(self.rows - self.free)  # no free slots, whose rows take memory too
+            self._resize(self._decoded)  # no free slots, whose rows take memory too
         return RowUpdate(newest.handle, newest.fresh, newest.make_output(own), error)
 
     def cancel(self, handle: int) -> None:
@@ -379,14 +507,21 @@ class RunningBatch:
         Raises:
             InputError: the batch has no request with this handle.
         """
+        waiting = [each for each in self._waiting if each.running.handle == handle]
+        for each in waiting:
+            each.prefill.close()
+            self._waiting.remove(each)
         found = [each for each in self._running if each.handle == handle]
-        if not found:
+        if not found and not waiting:
             known = self.handles or "there is none"
             raise InputError("handle", handle, f"must be that of a request in the batch: {known}")
         self._remove(found)
 
     def close(self) -> None:
         """Cancel all requests and release the pipeline."""
+        for each in self._waiting:
+            each.prefill.close()
+        self._waiting = []
         self._remove(list(self._running))
         self._close_batch()
         self._held.close()
@@ -402,13 +537,14 @@ class RunningBatch:
     def _remove(self, gone: Sequence[Running]) -> None:
         if not gone or self._batch is None:
             return
+        self._read_rounds()
         left = [row for running in gone for row in running.rows]
         self._running = [running for running in self._running if running not in gone]
         canvas = self._batch.canvas
         if self._has_slots:
             self._add_up(canvas.stats.part(left).of_rows_alone())
             canvas.retire(left)
-            size = self._size_for(LEAST_SHARE * (self.rows - self.free))
+            size = self._size_for(LEAST_SHARE * (self._decoded))
             if self._running and size < len(canvas.ids):
                 self._resize(size)
             return

@@ -94,8 +94,9 @@ def export(
     to: Annotated[
         LayoutName,
         typer.Option(
-            help="speculators (vLLM) or specforge (SGLang) for EAGLE-3 heads; checkpoint for MTP heads, in a "
-            "copy of the target's checkpoint; transformers for draft models."
+            help="speculators (vLLM) or specforge (SGLang) for EAGLE-3 heads; specforge (vLLM, SGLang) for "
+            "DFlash and DSpark heads; checkpoint for MTP heads, in a copy of the target's checkpoint; "
+            "transformers for draft models."
         ),
     ],
     target: Annotated[
@@ -135,7 +136,7 @@ def write_head(drafter: str, layout: LayoutName, target: str, out: Path, dtype: 
     import torch
 
     from mmspec.atomic_file import new_folder
-    from mmspec.heads.checkpoint import load_head
+    from mmspec.heads.checkpoint import head_of, load_head
     from mmspec.models.checkpoint import check_source, load_config
     from mmspec.plugins import HEADS, load
 
@@ -143,9 +144,11 @@ def write_head(drafter: str, layout: LayoutName, target: str, out: Path, dtype: 
     if in_copy and not Path(source).is_dir():
         raise InputError("--target", target, "must be a folder, because it is copied")
     config = load_config(source, argument="target")
-    kind, writer = next(
-        (name, head.exports[layout]) for name, head in HEADS.items() if layout in head.exports
-    )
+    able = {name: head.exports[layout] for name, head in HEADS.items() if layout in head.exports}
+    if (kind := head_of(drafter) or next(iter(able))) not in able:
+        rule = f"must be a head for {' or '.join(map(repr, able))} with --to {layout.value}"
+        raise CheckpointError("drafter", f"{drafter}: a head for {kind!r}", rule)
+    writer = able[kind]
     head: Any = load_head(kind, drafter, config, dtype or torch.float32, torch.device("cpu"))
     if dtype is None and (stored := getattr(head.config, "dtype", None)) is not None:
         head.to(stored)

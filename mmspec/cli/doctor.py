@@ -8,6 +8,7 @@ import typer
 
 from mmspec.cli.console import note, print_result
 from mmspec.cli.options import AsJson
+from mmspec.errors import InputError
 from mmspec.open_types import Json
 
 if TYPE_CHECKING:
@@ -28,19 +29,33 @@ TITLES = {
 
 def doctor(
     model: Annotated[str | None, typer.Argument(help="Folder or hub id of a model to examine.")] = None,
+    head: Annotated[
+        str | None,
+        typer.Option(help="Folder of a head to check for the model, and by the list of published heads."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Examine this machine, or recommend an accelerator for a model.
+    """Examine this machine, recommend an accelerator for a model, or check a head for it.
 
     Without a model, it prints versions, devices, optional packages, kernels,
     accelerators and reference models. With a model, it prints whether mmspec can
     accelerate the model, the memory of a row and of a draft token, a recommended
-    accelerator, and the next command. It reads only the config.
+    accelerator, and the next command. It reads only the config. With --head, it reads
+    the head's weights, and names what it cannot read.
 
     Example:
         mmspec doctor
         mmspec doctor assets/scenes-llava
+        mmspec doctor assets/scenes-hybrid --head assets/scenes-hybrid-dspark
     """
+    if head is not None:
+        if model is None:
+            raise InputError("--head", head, "needs a model")
+        from mmspec.evaluation.recommendation import examine_head
+
+        checked = examine_head(head, model)
+        print_result(checked, _head_table(checked), as_json)
+        raise typer.Exit(0 if checked["ok"] else 1)
     note("examining " + (model or "this machine"))
     if model is not None:
         from mmspec.evaluation.machine import examine_model
@@ -93,6 +108,14 @@ def _detail(group: str, found: Json) -> str:
         needs = f"; needs {found['needs']}" if found["needs"] else ""
         return f"{found['exactness']}; {found['summary']}{needs}"
     return str(found["problem" if group == "accelerators" else "detail"])
+
+
+def _head_table(found: Json) -> Table:
+    table, entry = _table(), found["listed"]
+    table.add_row(found["head"], found["problem"] or f"can draft for {found['model']}")
+    table.add_row("accelerators", ", ".join(found["accelerators"]) or "none")
+    table.add_row("published", "not listed" if entry is None else f"{entry['drafter']} for {entry['target']}")
+    return table
 
 
 def _model_table(found: Json) -> Table:

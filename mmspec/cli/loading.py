@@ -35,6 +35,7 @@ __all__ = [
     "choose",
     "compared_choices",
     "default_choices",
+    "device_of",
     "drafted_choices",
     "fits",
     "load_accelerated",
@@ -211,6 +212,13 @@ def read_dtype(name: str) -> torch.dtype | None:
     return found
 
 
+def device_of(how: LoadOptions) -> str | None:
+    """The device that a checkpoint is loaded to: a GPU if there is one, unless `--device` names another."""
+    import torch
+
+    return "cuda" if how.device is None and torch.cuda.is_available() else how.device
+
+
 def load_pipeline(kind: type[Pipeline], model: str, how: LoadOptions) -> Pipeline:
     """Load a checkpoint with plain decoding; the caller sets accelerators afterwards."""
     dtype = read_dtype(how.dtype)
@@ -222,9 +230,7 @@ def load_pipeline(kind: type[Pipeline], model: str, how: LoadOptions) -> Pipelin
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
     logging.set_verbosity_error()
-    device = how.device
-    if device is None and torch.cuda.is_available():
-        device = "cuda"
+    device = device_of(how)
     if device is not None and device != "auto":
         check_device(device)
     if dtype is None and device in (None, "cpu") and _is_reference(model):

@@ -22,6 +22,7 @@ from mmspec.cli.loading import (
     REFERENCE_IMAGE,
     announce,
     choose,
+    device_of,
     load_pipeline,
 )
 from mmspec.cli.options import AsJson, Host, LoadOptions, Port, unpack_options
@@ -59,6 +60,15 @@ def serve(
         typer.Option(
             help="none, copy, sjd:window=16, ...; by default for text that of drafters.json in the model's "
             "folder, or copy; for images sjd:coupling=exact, or none where sjd does not apply."
+        ),
+    ] = None,
+    lora: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="LoRA adapter of the one MODEL, a folder or hub id; requests name it as their model. "
+            "Repeatable.",
+            show_default="none",
         ),
     ] = None,
     host: Host = "127.0.0.1",
@@ -101,6 +111,14 @@ def serve(
             show_default="an eighth of the free memory",
         ),
     ] = None,
+    prefill_tokens: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Number of prompt tokens that are read between two rounds, so that other requests keep "
+            "streaming; 0 to read prompts whole.",
+        ),
+    ] = 512,
     allow_url_domain: Annotated[
         list[str] | None,
         typer.Option(
@@ -131,8 +149,8 @@ def serve(
     tool_parser: Annotated[
         str,
         typer.Option(
-            help="Format of tool calls: hermes, llama3_json, mistral, mistral_args, deepseek_v3, "
-            "deepseek_v31 or none; auto chooses by the chat template."
+            help="Format of tool calls: hermes, qwen3_coder, llama3_json, mistral, mistral_args, "
+            "deepseek_v3, deepseek_v31 or none; auto chooses by the chat template."
         ),
     ] = "auto",
     reasoning_parser: Annotated[
@@ -178,19 +196,26 @@ def serve(
     )
     origins = [read_origin(origin) for origin in allow_origin or []]
     names = [name_of(source) for source in sources]
+    adapters = [read_lora(one) for one in lora or ()]
+    if adapters and len(sources) > 1:
+        raise InputError("--lora", lora, "needs one MODEL, because an adapter fits one model")
+    names += [name for name, _ in adapters]
     if len(set(names)) < len(names):
-        raise InputError("MODEL", names, "must have different folder names, by which clients select a model")
+        raise InputError("MODEL", names, "must have different names, by which clients select a model")
     if how.drafter is not None and len(sources) > 1:
         raise InputError("--drafter", how.drafter, "needs one MODEL, because a drafter fits one model")
     for source in sources:
         choose(accelerator, source, how.drafter)  # raises for an unknown name or a missing drafter
+    if compiled:
+        check_graphs(how)
     with listen(host, port) as listener:  # before models are loaded, which is slow
         metrics = Metrics()
-        what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes
+        what = accelerator, rows, limits, metrics, how, compiled, prefix_cache_bytes, prefill_tokens, adapters
         engines = [load_engine(source, *what) for source in sources]
         application = create_app(engines, metrics, limits, api_key, origins, tool_parser, reasoning_parser)
         start_log(as_json=log_format is LogFormat.JSON)
-        with reporting(metrics, names, report_seconds) if report or report_seconds else nullcontext():
+        models = [engine.name for engine in engines]
+        with reporting(metrics, models, report_seconds) if report or report_seconds else nullcontext():
             run_server(application, listener, names, as_json=as_json)
 
 
@@ -199,6 +224,19 @@ def check_installed(command: str, extra: str, *packages: str) -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             raise MissingDependencyError(f"{command} needs {package}: pip install 'mmspec[{extra}]'")
+
+
+def check_graphs(how: LoadOptions) -> None:
+    """Raise InputError if models will be on a device without CUDA graphs."""
+    import torch
+
+    from mmspec.core.graphs import has_graphs
+
+    device = device_of(how) or "cpu"
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if not has_graphs(torch.device(device)):
+        raise InputError("--compile", device, "must be off where the model is not on a CUDA device")
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -225,14 +263,16 @@ def load_engine(
     how: LoadOptions,
     compiled: bool = False,
     prefix_cache_bytes: int | None = None,
+    prefill_tokens: int = 0,
+    adapters: Sequence[tuple[str, str]] = (),
 ) -> Engine:
-    """Load a model with its accelerator, compiled if asked for, and return its engine."""
-    from mmspec.core.graphs import has_graphs
+    """Load a model with its accelerator and LoRA adapters, compiled if asked for, and return its engine."""
     from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
     from mmspec.serving.engine import Engine
     from mmspec.serving.rows import why_in_turn
 
     pipe = load_pipeline(MMSpecPipeline, source, how)
+    load_loras(pipe, adapters)
     if accelerator is None and how.drafter is None and isinstance(pipe, ImageGenerationPipeline):
         accelerator = pipe.default_accelerator
         if accelerator == "sjd":
@@ -241,17 +281,49 @@ def load_engine(
     choice = choose(accelerator, source, how.drafter, pipe.default_accelerator)
     pipe.set_accelerator(choice.name, **choice.options)
     pipe.media_limits = limits.media
-    if compiled and not has_graphs(pipe.device):
-        raise InputError("--compile", str(pipe.device), "must be off where the model is not on a CUDA device")
     if compiled:
         pipe.compile(())
+    if adapters and pipe.target.steps is not None:
+        raise InputError(
+            "--lora", dict(adapters), "cannot be combined with CUDA graphs, which hold one adapter"
+        )
     remember_prompts(pipe, prefix_cache_bytes)
+    if prefill_tokens:
+        pipe.enable_chunked_prefill(prefill_tokens)
     name = name_of(source)
     reason = why_in_turn(pipe)
     note(
         f"{name}: {choice.label}, {rows} rows" + ("" if reason is None else f", decoded in turns ({reason})")
     )
-    return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name))
+    own = [adapter for adapter, _ in adapters]
+    return Engine(name, pipe, rows, limits.max_waiting, metrics.of_model(name), own)
+
+
+def read_lora(option: str) -> tuple[str, str]:
+    """Split a value of --lora into the name and the source of an adapter."""
+    name, _, source = option.partition("=")
+    if not name or not source:
+        raise InputError("--lora", option, "must be NAME=PATH")
+    return name, source
+
+
+def load_loras(pipe: Any, adapters: Sequence[tuple[str, str]]) -> None:
+    """Load LoRA adapters, names with sources, onto the model of a pipeline; none of them acts yet.
+
+    Raises:
+        InputError: the model generates images, or has an adapter of its own.
+    """
+    from mmspec.models.adapters import load_lora, use_adapter
+    from mmspec.pipelines import ImageGenerationPipeline
+
+    if not adapters:
+        return
+    if isinstance(pipe, ImageGenerationPipeline) or getattr(pipe.model, "_hf_peft_config_loaded", False):
+        rule = "needs a model that generates text and has no adapter of its own"
+        raise InputError("--lora", dict(adapters), rule)
+    for name, source in adapters:
+        load_lora(pipe.model, name, source)
+    use_adapter(pipe.model, None)
 
 
 def remember_prompts(pipe: Any, max_bytes: int | None) -> None:

@@ -79,8 +79,8 @@ def drafter(
     method: Annotated[
         str,
         typer.Option(
-            help="cjd, dflash, dspark, eagle, eagle3, flash, hydra, medusa, msd, mtp, ppd, specvlm or "
-            "vispec, with settings as in flash:block=10."
+            help="cjd, dflash, dflash2, dspark, eagle, eagle3, flash, hydra, lilicorr, medusa, msd, mtp, "
+            "ppd, specvlm or vispec, with settings as in flash:block=10."
         ),
     ] = "eagle",
     data: Annotated[
@@ -196,6 +196,13 @@ def draft_model(
             min=0, help="Longest reply of the target in other steps; 0 uses the replies of the data."
         ),
     ] = 0,
+    parallel: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Number of tokens that one forward pass drafts, over masks (PARD); needs --own-share 0.",
+        ),
+    ] = 1,
     rate: Annotated[
         float | None,
         typer.Option(help="Factor of the learning rate.", show_default="1 for layers, 0.05 for a model"),
@@ -240,6 +247,7 @@ def draft_model(
         beta=beta,
         own_share=own_share,
         new_tokens=new_tokens,
+        parallel=parallel,
         rate=rate,
         regenerate=regenerate,
         save_dtype=save_dtype,

@@ -23,7 +23,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from mmspec.core.draft import Nodes
 from mmspec.core.graphs import has_graphs, power_of_two, rows_of_graph
-from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer, States
+from mmspec.core.recurrent import HYBRID_LAYER, RECURRENT_LAYERS, RecurrentLayer
 from mmspec.core.rows import Rows, concat, overwrite, runs, select
 from mmspec.errors import UnsupportedModelError
 from mmspec.kernels import compact_cache, rotate_into_cache
@@ -41,11 +41,12 @@ RowStates = dict[int, tuple[Tensor, Tensor]]
 class WritePlan:
     """Buffer places that the next forward pass writes, shared by all layers."""
 
-    scratch: ClassVar[frozenset[str]] = frozenset({"prefill_row", "tokens", "slots", "width"})
+    scratch: ClassVar[frozenset[str]] = frozenset({"prefill_row", "start", "tokens", "slots", "width"})
 
     rows: int
     capacity: int  # of the buffers, in tokens
     prefill_row: int | None = None  # None in a scoring forward pass
+    start: int = 0  # number of tokens of that row before those of this forward pass
     tokens: int = 0  # number n of tokens per row in this forward pass
     keeps: bool = True  # False if nothing is written
     slots: Tensor = field(  # [B * n] of new nodes
@@ -61,6 +62,7 @@ class RaggedLayer(CacheLayerMixin):
     Attributes:
         buffers: memory of keys and values, each [S, capacity, heads, head_dim], S >= B.
         keys, values: views of the first B rows; the others are free.
+        window: number of newest tokens that a token attends to, itself included; None for all.
     """
 
     is_sliding = False  # the buffer holds every token; the window is part of the mask
@@ -69,9 +71,9 @@ class RaggedLayer(CacheLayerMixin):
     keys: Tensor
     values: Tensor
 
-    def __init__(self, plan: WritePlan) -> None:
+    def __init__(self, plan: WritePlan, window: int | None = None) -> None:
         super().__init__()
-        self.plan = plan
+        self.plan, self.window = plan, window
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.hold(self._allocate(key_states), self._allocate(value_states))
@@ -107,9 +109,13 @@ class RaggedLayer(CacheLayerMixin):
                 "prompt has one token for each image feature"
             )
         if plan.prefill_row is not None:
-            self.keys[plan.prefill_row, :length] = key_states[0].transpose(0, 1)
-            self.values[plan.prefill_row, :length] = value_states[0].transpose(0, 1)
-            return key_states, value_states
+            row, end = plan.prefill_row, plan.start + length
+            for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+                buffer[row, plan.start : end] = states[0].transpose(0, 1)
+            if not plan.start:
+                return key_states, value_states
+            seen = slice(first_seen(plan.start, self.window), end)
+            return self.keys[None, row, seen].transpose(1, 2), self.values[None, row, seen].transpose(1, 2)
         slots = plan.slots.to(key_states.device)  # a device_map may put layers on several devices
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
@@ -150,19 +156,6 @@ class RaggedLayer(CacheLayerMixin):
         saved = [buffer[:, :capacity].to("cpu", copy=True) for buffer in self.buffers]
         del self.buffers, self.keys, self.values
         self.hold(*(each.to(device) for each in saved))
-
-    def append(self, other: RaggedLayer) -> None:
-        """Copy the batch of another layer, whose capacity is not larger, to the first free rows."""
-        self.write(range(self.plan.rows, self.plan.rows + other.plan.rows), other)
-
-    def write(self, places: Sequence[int], other: RaggedLayer) -> None:
-        """Copy the batch of another layer, whose capacity is not larger, to these rows of the buffers."""
-        for buffer, new in zip(self.buffers, (other.keys, other.values), strict=True):
-            first = 0
-            for run in runs(places):
-                to, first = buffer[run], first + run.stop - run.start
-                to[:, : new.shape[1]] = new[first - len(to) : first]
-                to[:, new.shape[1] :] = 0  # a row that has left may have had a NaN there; see `_allocate`
 
     def rearrange(self, moves: Sequence[tuple[slice, slice]]) -> None:
         """Copy rows, given as (to, from); all are read before any is written."""
@@ -211,7 +204,8 @@ class RaggedCache(Cache, Rows):
     Args:
         config: the model's config: number of layers, and which of them have a sliding window.
         rows: batch size B (twice that under guidance).
-        capacity: tokens per row to allocate at first; grows in blocks of 256.
+        capacity: tokens per row to allocate at first; grows in blocks of 256, or to powers of two where
+            CUDA graphs store the addresses of the buffers.
         device: of the lengths; buffers follow the model.
 
     Raises:
@@ -247,7 +241,9 @@ class RaggedCache(Cache, Rows):
         states = getattr(text, "number_of_conv_states", 1)
         stateful = dict.fromkeys(RECURRENT_LAYERS, RecurrentLayer) | {HYBRID_LAYER: HybridLayer}
         layers: list[Any] = [
-            stateful[kind](self.plan, states) if kind in stateful else RaggedLayer(self.plan)
+            stateful[kind](self.plan, states)
+            if kind in stateful
+            else RaggedLayer(self.plan, self.window_of(kind))
             for kind in kinds
         ]
         self.ragged = [layer for layer in layers if isinstance(layer, RaggedLayer)]
@@ -280,8 +276,9 @@ class RaggedCache(Cache, Rows):
 
     @property
     def is_initialized(self) -> bool:
-        """False while a prompt is prefilled, so that the model takes it as the start of a sequence."""
-        return self.plan.prefill_row is None and any(layer.is_initialized for layer in self.ragged)
+        """False in the first chunk of a prompt, so that the model takes it as the start of a sequence."""
+        continues = self.plan.prefill_row is None or self.plan.start > 0
+        return continues and any(layer.is_initialized for layer in self.ragged)
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
         """Whether the running mixer has a state.
@@ -294,12 +291,13 @@ class RaggedCache(Cache, Rows):
         found: bool = super().has_previous_state(layer_idx, state_idx)
         return found
 
-    def begin_prefill(self, row: int, length: int) -> None:
-        """Prepare the next forward pass to prefill one row with `length` tokens."""
-        self._reserve(length)
-        self.plan.prefill_row, self.plan.tokens = row, length
-        self.lengths[row] = length
-        self.longest = max(self.longest, length)
+    def begin_prefill(self, row: int, length: int, start: int = 0) -> None:
+        """Prepare the next forward pass to prefill one row with `length` tokens, after `start` others."""
+        end = start + length
+        self._reserve(end)
+        self.plan.prefill_row, self.plan.start, self.plan.tokens = row, start, length
+        self.lengths[row] = end
+        self.longest = max(self.longest, end)
 
     def begin_reading(self) -> None:
         """Prepare all following forward passes to read whole sequences without caching them."""
@@ -308,16 +306,14 @@ class RaggedCache(Cache, Rows):
     def load(self, states: RowStates) -> None:
         """Write the cached keys and values of a prompt's prefix, after `begin_prefill`."""
         for layer, (keys, values) in states.items():
-            self.plan.tokens = len(keys)
             self.ragged[layer].update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
 
     @contextmanager
-    def recurrent_from(self, states: Sequence[States]) -> Iterator[None]:
-        """Continue recurrent layers from the cached states of a prefix, in a cache of one row."""
+    def recurrent_from(self, row: int) -> Iterator[None]:
+        """Continue the recurrent layers of one row from its states, which they update."""
         try:
-            for layer, known in zip(self.recurrent, states, strict=True):
-                layer.load(0, known)
-                layer.enter(layer.committed)
+            for layer in self.recurrent:
+                layer.enter({key: state[row : row + 1] for key, state in layer.committed.items()})
             yield
         finally:
             for layer in self.recurrent:
@@ -336,9 +332,9 @@ class RaggedCache(Cache, Rows):
         """Empty the cache for another batch, keeping the addresses of its buffers."""
         self.plan.prefill_row, self.longest = None, 0
         self.lengths.zero_()
-        for layer in self._initialized:
-            layer.keys.zero_()  # masked entries are still multiplied and might be NaN
-            layer.values.zero_()
+        held = [each for layer in self._initialized for each in (layer.keys, layer.values)]
+        if held:  # masked entries are still multiplied and might be NaN
+            torch._foreach_zero_(held)
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         size = self.rows if count is None else count
@@ -358,8 +354,7 @@ class RaggedCache(Cache, Rows):
             cache._settle()
         self.is_taken, rows = True, self.rows + other.rows
         self._make_room(rows, max(self.plan.capacity, other.plan.capacity))
-        for layer, new in zip(self._initialized, other._initialized, strict=True):
-            layer.append(new)
+        self._write(range(self.rows, rows), other)
         values = iter(other._values())
         both = self._mapped(lambda each: concat(each, next(values), counts), rows)
         both.longest = max(self.longest, other.longest)
@@ -375,8 +370,7 @@ class RaggedCache(Cache, Rows):
         self._make_room(self.rows, max(self.plan.capacity, other.plan.capacity))
         copies = range(self.rows // counts[0])
         places = [copy * counts[0] + slot for copy in copies for slot in slots]
-        for layer, new in zip(self._initialized, other._initialized, strict=True):
-            layer.write(places, new)
+        self._write(places, other)
         self.lengths = overwrite(self.lengths, slots, other.lengths, counts)
         for own, fresh in zip(self.recurrent, other.recurrent, strict=True):
             own.committed = {
@@ -385,6 +379,25 @@ class RaggedCache(Cache, Rows):
             }
         self.longest = max(self.longest, other.longest)
         return self
+
+    def _write(self, places: Sequence[int], other: RaggedCache) -> None:
+        """Copy the batch of another cache, whose capacity is not larger, to these rows of the buffers.
+
+        All layers are written in one launch, and cleared behind the copies in another.
+        """
+        written, copied, cleared = [], [], []
+        for layer, new in zip(self._initialized, other._initialized, strict=True):
+            for buffer, states in zip(layer.buffers, (new.keys, new.values), strict=True):
+                first = 0
+                for run in runs(places):
+                    to, first = buffer[run], first + run.stop - run.start
+                    written.append(to[:, : states.shape[1]])
+                    copied.append(states[first - len(to) : first])
+                    # a row that has left may have had a NaN there; see `_allocate`
+                    cleared.append(to[:, states.shape[1] :])
+        if written:
+            torch._foreach_copy_(written, copied)
+            torch._foreach_zero_(cleared)
 
     @property
     def _initialized(self) -> list[RaggedLayer]:
@@ -511,16 +524,38 @@ class RaggedCache(Cache, Rows):
         new = self.lengths[:, None, None] + torch.arange(extent, device=column.device)
         full = committed.scatter(2, new.expand(rows, queries, extent), nodes.visible)
         masks = {"full_attention": full}
-        if "sliding_attention" in self.layer_types and self.sliding_window is not None:
+        window = self.window_of("sliding_attention")
+        if "sliding_attention" in self.layer_types and window is not None:
             # The distance to a key is measured in depth: a key's column does not give its position.
             position = column.expand(rows, -1).scatter(1, new[:, 0], self.lengths[:, None] + nodes.depths)
             distance = (self.lengths[:, None] + nodes.depth)[:, :, None] - position[:, None, :]
-            masks["sliding_attention"] = full & (distance < self.sliding_window)
+            masks["sliding_attention"] = full & (distance < window)
         kinds = set(self.layer_types)
         if dtype is not None:
             masks = {kind: additive_mask(mask, dtype) for kind, mask in masks.items()}
         shown = {kind: masks[kind][:, None] if kind in masks else None for kind in kinds}
         return shown if len(kinds) > 1 else shown[kinds.pop()]
+
+    def window_of(self, kind: str) -> int | None:
+        """Number of newest tokens that a token attends to in layers of a kind; None for all."""
+        return self.sliding_window if kind == "sliding_attention" else None
+
+    def chunk_mask(self, dtype: torch.dtype | None) -> Tensor | dict[str, Tensor | None] | None:
+        """Attention mask of a chunk of a prompt, prepared by `begin_prefill`; see `attention_mask`.
+
+        Returns:
+            [1, 1, n, m] for n tokens and the m keys that `update` returns: all keys of the row, or in layers
+            with a sliding window those of at most window - 1 + n tokens.
+        """
+        start, end = self.plan.start, self.plan.start + self.plan.tokens
+        query = torch.arange(start, end, device=self.lengths.device)[:, None]
+        masks: dict[str, Tensor | None] = dict.fromkeys(self.layer_types)
+        for kind in MASKABLE_LAYERS & masks.keys():
+            window = self.window_of(kind)
+            key = torch.arange(first_seen(start, window), end, device=query.device)
+            seen = (key <= query if window is None else (key <= query) & (query - key < window))[None, None]
+            masks[kind] = seen if dtype is None else additive_mask(seen, dtype)
+        return masks if len(masks) > 1 else masks[self.layer_types[0]]
 
     def nbytes(self) -> int:
         """Size in bytes of the keys, values and recurrent states."""
@@ -531,7 +566,10 @@ class RaggedCache(Cache, Rows):
         return 0
 
     def _reserve(self, tokens: int) -> None:
-        self._make_room(self.rows, round_up(tokens, CAPACITY_BLOCK))
+        if tokens > self.plan.capacity:
+            # graphs are captured anew at each capacity, so that these are powers of two
+            more = power_of_two(tokens) if self.keeps_buffers else round_up(tokens, CAPACITY_BLOCK)
+            self._make_room(self.rows, more)
 
 
 def check_layer_types(text: PreTrainedConfig) -> list[str]:
@@ -566,6 +604,11 @@ def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Convert a boolean mask to an additive one, which eager attention needs."""
     zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
     return zeros.masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def first_seen(token: int, window: int | None) -> int:
+    """First token that a token attends to."""
+    return 0 if window is None else max(0, token - window + 1)
 
 
 def mask_width(columns: int, device: torch.device) -> int:

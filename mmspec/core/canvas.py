@@ -288,29 +288,20 @@ class Canvas(Rows):
             reads_prompts: whether logits processors read the prompts; otherwise they are dropped.
         """
         self.reserve(power_of_two(max(places, LEAST_PLACES)) - 1)
-        length = power_of_two(self._prompts.shape[1])
-        whole = lengthen(self._prompts, length, NO_TOKEN, newest_last=True)
-        self._prompts = whole if reads_prompts else whole[:, :0]
+        if reads_prompts:
+            length = power_of_two(self._prompts.shape[1])
+            self._prompts = lengthen(self._prompts, length, NO_TOKEN, newest_last=True)
+        else:
+            self._prompts = self._prompts[:, :0]
         ends = max(LEAST_ENDS, power_of_two(self._ends.shape[1]))
         self._ends = lengthen(self._ends, ends, NO_TOKEN)
 
     def _widen(self, room: int) -> None:
         """Add undecided places; the last one still takes unused writes."""
         self._line, self.decided, self.is_draft = (
-            torch.cat([plane[:, :-1], torch.zeros_like(plane[:, :1]).repeat_interleave(room + 1, 1)], 1)
+            lengthen(plane[:, :-1], plane.shape[1] + room)
             for plane in (self._line, self.decided, self.is_draft)
         )
-
-    def submit(self, draft: Draft, verdict: Verdict, measured: Measured, *more: Tensor) -> None:
-        """Write the tokens that a round decided, and send its report to the host asynchronously.
-
-        Args:
-            draft, verdict: of this round.
-            measured: the rule's measurement.
-            more: see `write`.
-        """
-        self.reserve(max(self.length_bounds) + draft.reach)
-        self.send(self.write(draft, verdict, measured, *more), draft.reach, measured.name)
 
     def send(self, report: Tensor, reach: int, measured: str) -> None:
         """Send the report of `write` to the host asynchronously.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas, Emission, Stopping
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import AnyDistribution, Categorical, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.image_grid import ImageGrid, Layout
@@ -92,7 +93,8 @@ class PromptOutput(Rows):
             nothing from a prompt alone.
         taps: layer index -> B hidden states [1, L_b, d], one per prompt.
         cached_tokens: number of tokens of all prompts that the prefix cache supplied.
-        forwards: forward passes of each row; 0 if the prompts are processed with every draft instead.
+        forwards: forward passes of each row, the chunks of a prompt counted as one; 0 if the prompts are
+            processed with every draft instead.
         cache: the target's KV cache, for drafters that read it; None if the target has none, or after rows
             have moved.
     """
@@ -206,6 +208,16 @@ class Target(ABC, Generic[State]):
         Returns:
             The state, and the logits and taps after each prompt.
         """
+
+    def chunked_prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> ChunkedPrefill[tuple[State, PromptOutput]]:
+        """Prefill prompts, with a pause before each forward pass, in which other batches can be decoded.
+
+        The arguments and the result are those of `prefill`. By default there is one pause, for all prompts.
+        """
+        yield sum(prompt["input_ids"].shape[1] for prompt in prompts)
+        return self.prefill(prompts, capacity, taps)
 
     @abstractmethod
     def score(self, state: State, draft: AnyDraft) -> TargetOutput:

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from mmspec.core.canvas import Canvas, Emission
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.decoder import Decoder
 from mmspec.core.distributions import AnyDistribution
 from mmspec.core.draft import Draft
 from mmspec.core.grammar import MOST_CERTAIN, with_certain
 from mmspec.core.interfaces import (
     DraftSession,
+    PromptOutput,
     Request,
     Round,
     State,
@@ -69,6 +71,15 @@ class RoundCounter(Rows):
         """Return the index of this round, [B, 1], and count it."""
         now, self.value = self.value, self.value + 1
         return now
+
+
+@dataclass
+class Prefilled(Rows):
+    """Logits [B, 1, V] after the prompts, [2B, 1, V] under guidance."""
+
+    row_fields = named("logits")
+
+    logits: Tensor
 
 
 @dataclass
@@ -174,9 +185,7 @@ class Batch(Rows, Generic[State]):
 
     def use_few_sizes(self) -> None:
         """Prepare the state for graphs, of which each kind and size of state has its own."""
-        most = max(stopping.max_new_tokens for stopping in self.canvas.stopping)
-        places = min(most, PREALLOCATED_TOKENS) + self.decoder.max_nodes
-        self.canvas.use_few_sizes(places, reads_prompts=bool(self.sampler.processors))
+        use_few_sizes(self.canvas, self.decoder, self.sampler)
         with self.computing():
             self.session.prepare()
         rows = len(self.canvas.ids)
@@ -232,6 +241,42 @@ class Snapshot:
 
 
 @torch.inference_mode()
+def prefill_requests(
+    target: Target[State],
+    decoder: Decoder,
+    sampler: RowSettings,
+    requests: Sequence[Request],
+    canvas: Canvas,
+) -> ChunkedPrefill[tuple[State, PromptOutput]]:
+    """Prefill a batch of requests, with pauses; see `Target.chunked_prefill`.
+
+    The arguments are those of `speculate`.
+
+    Returns:
+        The state and the prefill, as `begin` takes them.
+    """
+    stats = canvas.stats
+    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
+    nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
+    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
+    computing = target.computing(*decoder.modules)
+    prompts = list_prompts(requests, sampler)
+    with closing(target.chunked_prefill(prompts, capacity, decoder.taps)) as prefill:
+        while True:
+            started, timer = perf_counter(), Timer(stats, target.device)
+            with computing(), timer:
+                try:
+                    tokens = next(prefill)
+                except StopIteration as end:
+                    result: tuple[State, PromptOutput] = end.value
+                    return result
+                finally:
+                    timer.end("prompt")
+                    stats.prefill_seconds += perf_counter() - started
+            yield tokens
+
+
+@torch.inference_mode()
 def begin(
     target: Target[State],
     decoder: Decoder,
@@ -239,38 +284,44 @@ def begin(
     requests: Sequence[Request],
     canvas: Canvas,
     random: RandomStream,
+    prefilled: tuple[State, PromptOutput] | None = None,
+    graphs: RoundGraphs | None = None,
 ) -> tuple[Batch[State], Round]:
-    """Prefill a batch of requests and choose the first token of each. The arguments are those of `speculate`.
+    """Choose the first token of each request of a batch. The other arguments are those of `speculate`.
+
+    Args:
+        prefilled: the result of `prefill_requests`; None to prefill the prompts now.
+        graphs: CUDA graphs, by which the first tokens may be chosen; the tensors of the batch are then valid
+            until the next batch begins, and have to be copied. None to launch each operation.
 
     Returns:
         The batch, whose state the caller closes, and the round of the prefill.
     """
-    decoder.admit(requests, sampler, canvas.stopping[0])
-    stats, started = canvas.stats, perf_counter()
-    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
-    nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
-    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
-
-    timer = Timer(stats, target.device)
+    if prefilled is None:
+        decoder.admit(requests, sampler, canvas.stopping[0])
+        prefilled = finish(prefill_requests(target, decoder, sampler, requests, canvas))
+    (state, prefill), stats = prefilled, canvas.stats
+    started, timer = perf_counter(), Timer(stats, target.device)
     timer.start()
     computing = target.computing(*decoder.modules)
-    with computing():
-        state, prefill = target.prefill(list_prompts(requests, sampler), capacity, decoder.taps)
-    timer.end("prompt")
     try:
         with computing():
             session = decoder.start(requests, prefill, sampler, random)
             session.attach(state)
-            draft = session.open(canvas)
             timer.end("draft")
-            first = draft.first(canvas.emitted)
-            scores = sampler(prefill.logits, draft, canvas.history, first)
-            lanes, noise = draft.lanes, random.repeat(len(first))
-            path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
-            verdict = draft.verdict(path, scores.is_finite())
+            ends = Prefilled(prefill.logits)
+
+            def choose() -> Computed:
+                return choose_first(ends.logits, session, sampler, canvas, random)
+
+            if graphs is not None:
+                use_few_sizes(canvas, decoder, sampler)
+            if graphs is None or sampler.processors or type(session).open is not DraftSession.open:
+                made = choose()
+            else:
+                made = graphs.run([ends, canvas, random, sampler], [], 0, choose)
         timer.end("verify")
-        more = logprob_columns(canvas, sampler, prefill.logits, verdict)
-        canvas.submit(draft, verdict, Measured.nothing(canvas.active), *more)
+        canvas.send(made.report, made.draft.reach, made.measured)
         emission = canvas.read()
     except BaseException:
         state.close()
@@ -278,10 +329,40 @@ def begin(
     stats.prompt_forwards = prefill.forwards
     stats.target_forwards += prefill.forwards
     stats.cached_prompt_tokens = prefill.cached_tokens
-    stats.prefill_seconds = perf_counter() - started
+    stats.prefill_seconds += perf_counter() - started
     where = canvas, random, state, session, timer, prefill.forwards, computing
     batch = Batch(target, decoder, sampler, *where)
-    return batch, Round(draft, first, scores, verdict, emission)
+    return batch, Round(*made[:4], emission)
+
+
+def choose_first(
+    logits: Tensor, session: DraftSession, sampler: RowSettings, canvas: Canvas, random: RandomStream
+) -> Computed:
+    """Choose the first token of each row.
+
+    Args:
+        logits: [B, 1, V] after the prompts; see `PromptOutput`.
+        session: of the drafter.
+        sampler, canvas, random: see `speculate`.
+    """
+    draft = session.open(canvas)
+    first = draft.first(canvas.emitted)
+    scores = sampler(logits, draft, canvas.history, first)
+    lanes, noise = draft.lanes, random.repeat(len(first))
+    path = Path.root(lanes, scores.choose(lanes, noise, first)[:, 0])
+    verdict = draft.verdict(path, scores.is_finite())
+    canvas.reserve(max(canvas.length_bounds) + draft.reach)
+    more = logprob_columns(canvas, sampler, logits, verdict)
+    measured = Measured.nothing(canvas.active)
+    report = canvas.write(draft, verdict, measured, *more)
+    return Computed(draft, first, scores, verdict, report, measured.name)
+
+
+def use_few_sizes(canvas: Canvas, decoder: Decoder, sampler: RowSettings) -> None:
+    """Pad the tensors of a canvas to few sizes; see `Canvas.use_few_sizes`."""
+    most = max(stopping.max_new_tokens for stopping in canvas.stopping)
+    places = min(most, PREALLOCATED_TOKENS) + decoder.max_nodes
+    canvas.use_few_sizes(places, reads_prompts=bool(sampler.processors))
 
 
 @torch.inference_mode()

@@ -114,10 +114,15 @@ class Steady:
 
     def bind(self, own: Sequence[Tensor]) -> None:
         """Move the values of the leaves to the tensors of a graph, which the batch uses from now on."""
+        moved: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
         for leaf, tensor in zip(self.leaves, own, strict=True):
             if leaf.value is not tensor:
-                tensor.copy_(leaf.value)
+                to, values = moved.setdefault(tensor.dtype, ([], []))
+                to.append(tensor)
+                values.append(leaf.value)
                 leaf.set(tensor)
+        for to, values in moved.values():  # one launch for each dtype
+            torch._foreach_copy_(to, values)
 
     def kind(self) -> Hashable:
         """Describe all that the round's Python code reads, but for the values of tensors and counters."""
@@ -206,6 +211,12 @@ class RoundGraphs:
 
     def __reduce__(self) -> tuple[type[RoundGraphs], tuple[str, int]]:
         return type(self), (self.name, self.patience)
+
+    def clear(self) -> None:
+        """Drop all graphs: the models compute something else now."""
+        with self._lock:
+            self._graphs.clear()
+            self._seen.clear()
 
     def run(self, parts: Sequence[Rows], fixed: Sequence[Any], nodes: int, compute: Callable[[], Any]) -> Any:
         """Compute a round, replayed from a graph if one fits.

@@ -189,7 +189,7 @@ def overwrite(
 
     Args:
         values, others: see `concat`.
-        slots: [b] indices of the rows of `values` that are replaced.
+        slots: [b] indices of the rows of `values` that are replaced, ascending.
         counts, fill, newest_last: see `concat`.
     """
     if values is None or others is None:
@@ -209,16 +209,18 @@ def overwrite(
     if values.dim() > 1 and values.shape[1] != others.shape[1]:
         longest = max(values.shape[1], others.shape[1])
         values, others = (lengthen(each, longest, fill, newest_last) for each in (values, others))
-    values, first = values.clone(), 0
+    pieces, first, kept = [], 0, 0
     for run in runs(places):
         end = first + run.stop - run.start
-        values[run] = others[first:end]
-        first = end
-    return values
+        pieces += [values[kept : run.start], others[first:end]]
+        first, kept = end, run.stop
+    return torch.cat([*pieces, values[kept:]])  # one launch for each value
 
 
 def lengthen(values: Tensor, length: int, fill: float | None = 0, newest_last: bool = False) -> Tensor:
     """Pad rows [B, n, ...] to [B, length, ...]; see `RowField`."""
+    if values.shape[1] == length:
+        return values
     size = values.shape[0], length - values.shape[1], *values.shape[2:]
     more = values[:, -1:].expand(size) if fill is None else values.new_full(size, fill)
     return torch.cat([more, values] if newest_last else [values, more], 1)

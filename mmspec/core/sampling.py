@@ -216,10 +216,10 @@ class Sampler(RowSettings):
         if type(self) is not Sampler or self.numbers is not None:
             return self
         numbers = torch.tensor(self.warping.numbers(rows), dtype=torch.float64, device=device).T.contiguous()
-        return self._using(self, numbers=numbers)
+        return self.using(self, numbers=numbers)
 
-    def _using(self, other: Self, **changed: Any) -> Self:
-        """Return the settings with all parts that these or other ones use."""
+    def using(self, other: Self, **changed: Any) -> Self:
+        """Return these settings, on the device, in a form for all parts that these or other ones use."""
         both = [(*a, *b) for a, b in zip(self.warping[:5], other.warping[:5], strict=True)]
         temperature, top_k, top_p, min_p, scale = both
         limit = power_of_two(int(max(top_k)))
@@ -251,7 +251,7 @@ class Sampler(RowSettings):
                 for each, count in zip((self, other), counts, strict=True)
             ]
             changed["processors"] = merge(*rows)
-        return self._prepared_as(other._prepared_as(self._using(other, **changed)))
+        return self._prepared_as(other._prepared_as(self.using(other, **changed)))
 
     def _prepared_as(self, other: Self) -> Self:
         """Return other settings with prepared processors, if these have some."""

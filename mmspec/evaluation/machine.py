@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import MODEL_MAPPING, AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -25,10 +25,9 @@ from mmspec import __version__
 from mmspec.accelerators import promise_of
 from mmspec.core.cache import check_layer_types
 from mmspec.errors import CheckpointError, UnsupportedModelError
-from mmspec.evaluation.recommendation import recommend
-from mmspec.models.checkpoint import check_source, first_line, split_gguf
+from mmspec.evaluation.recommendation import config_of, recommend
 from mmspec.open_types import Json
-from mmspec.plugins import Method, family_of, load, register_families
+from mmspec.plugins import Method, family_of, load
 from mmspec.targets.admission import check_model
 from mmspec.targets.memory import cached_bytes, measure_states
 from mmspec.transformers_versions import describe
@@ -180,14 +179,7 @@ def examine_model(source: str) -> Json:
     Raises:
         CheckpointError: the model does not exist, or transformers does not support it.
     """
-    place, inside = split_gguf(source)
-    folder = check_source(place)
-    try:
-        register_families()
-        config = AutoConfig.from_pretrained(folder, **inside)
-    except (OSError, ValueError) as error:
-        rule = f"must be a folder or hub id with a config ({first_line(error)})"
-        raise CheckpointError("model", source, rule) from error
+    config = config_of(source)
     found = {"name": type(config).__name__, "ok": True, "problem": None, "recommended": None}
     try:
         model = skeleton(config)

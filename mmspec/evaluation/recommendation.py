@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoConfig, PreTrainedConfig
+
 from mmspec.accelerators import promise_of
 from mmspec.assets import own_drafters, shown_path
+from mmspec.errors import CheckpointError, MMSpecError
+from mmspec.heads.checkpoint import heads_in, load_head
+from mmspec.methods.draft_model.drafter import NAME, mask_token_of
+from mmspec.models.checkpoint import check_source, first_line, split_gguf
 from mmspec.open_types import Json
-from mmspec.plugins import METHODS, family_of, load
+from mmspec.plugins import METHODS, family_of, load, register_families
 
-__all__ = ["Recommendation", "published_heads", "recommend"]
+__all__ = ["Recommendation", "examine_head", "published_heads", "recommend"]
 
 LIST = Path(__file__).resolve().parents[1] / "heads.json"
 #: Names under which configs of transformers count the layers that predict several tokens.
@@ -43,6 +49,73 @@ def published_heads(model: str) -> list[Json]:
     name = Path(model).name.lower()
     heads: list[Json] = json.loads(LIST.read_text(encoding="utf-8"))["heads"]
     return [head for head in heads if head["target"].rpartition("/")[2].lower() == name]
+
+
+def config_of(source: str) -> PreTrainedConfig:
+    """Read the config of a folder, hub id or GGUF file, whose weights need not be there.
+
+    Raises:
+        CheckpointError: it does not exist, or transformers does not support it.
+    """
+    place, inside = split_gguf(source)
+    folder = check_source(place)
+    try:
+        register_families()
+        config: PreTrainedConfig = AutoConfig.from_pretrained(folder, **inside)
+    except (OSError, ValueError) as error:
+        rule = f"must be a folder or hub id with a config ({first_line(error)})"
+        raise CheckpointError("model", source, rule) from error
+    return config
+
+
+def examine_head(folder: str, model: str) -> Json:
+    """Check the folder of a head against the list of published heads, and against its target.
+
+    Args:
+        folder: of the head, with the name of its repository.
+        model: folder or hub id of the target; only its config is read.
+
+    Returns:
+        `accelerators` that may run the head, its entry `listed` or None, and `ok`, with the `problem` if not.
+
+    Raises:
+        CheckpointError: the config of the model or of the head cannot be read.
+    """
+    name = Path(folder).name.lower()
+    entries: list[Json] = json.loads(LIST.read_text(encoding="utf-8"))["heads"]
+    listed = [head for head in entries if head["drafter"].rpartition("/")[2].lower() == name]
+    entry = next((head for head in listed if head in published_heads(model)), next(iter(listed), None))
+    found: Json = {"head": folder, "model": model, "accelerators": [], "listed": entry, "problem": None}
+    config, problems = config_of(model), dict[str, str]()
+    kinds = heads_in(Path(folder))
+    for kind in kinds:  # published DFlash and DSpark heads differ in their configs alone
+        try:
+            found["problem"] = misfit(load_head(kind, folder, config).config, config)
+            found["accelerators"].append(kind)
+        except MMSpecError as error:
+            problems[kind] = str(error)
+    if not kinds and mask_token_of(config_of(folder)) is not None:
+        found["accelerators"] = [NAME]
+    elif not found["accelerators"]:
+        known = problems.get(entry["accelerator"]) if entry else None
+        none = "must be a head, or a draft model with pard_token"
+        found["problem"] = known or next(iter(problems.values()), none)
+    if found["problem"] is None and entry is not None:
+        if entry["accelerator"] not in found["accelerators"]:
+            found["problem"] = f"must be a head for {entry['accelerator']!r}, as it is listed"
+        elif entry not in published_heads(model):
+            found["problem"] = f"must have the target {entry['target']}, as it is listed"
+    return found | {"ok": found["problem"] is None}
+
+
+def misfit(head: Any, target: Any) -> str | None:
+    """Return how the config of a head differs from that of its target, in words; None if it fits."""
+    text = target.get_text_config(decoder=True)
+    for own, name in (("hidden_size", "hidden_size"), ("target_layers", "num_hidden_layers")):
+        trained, given = getattr(head, own, 0), getattr(text, name)
+        if trained and trained != given:
+            return f"must be a head for this target, whose {name} is {given}; got one for {trained}"
+    return None
 
 
 def recommend(source: str, config: Any) -> Recommendation:

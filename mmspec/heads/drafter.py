@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -250,6 +250,20 @@ class StateSession(HeadSession):
         self.hidden = take(output.taps[HIDDEN], self._copied(verdict.last))
 
 
+class Committed(NamedTuple):
+    """Tokens that one round has committed.
+
+    Attributes:
+        tokens: [B, m] from the root of the round's draft on.
+        features: [R, m, d] of the target for these.
+        accepted: [B] index of the last of them; later ones are padding.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    accepted: Tensor
+
+
 class CachingSession(HeadSession):
     """A head with a cache of its own, which reads the target's states of every committed token.
 
@@ -262,6 +276,8 @@ class CachingSession(HeadSession):
         features: [R, c, d] of the target, for tokens that were committed since the head last read.
         accepted: [B] index of the newest of them, -1 for none; later ones are padding.
         has_read: whether the head has read them.
+        later: tokens of the rounds after these, in which the head drafted nothing. They are appended before
+            the next draft: appending them each round would copy `features` each time.
     """
 
     row_fields = named("unread", "state", "features", "accepted")
@@ -270,6 +286,7 @@ class CachingSession(HeadSession):
     state: CacheState = None  # type: ignore[assignment]  # before the prompts are read, which no caller sees
     features: Tensor
     accepted: Tensor
+    later: tuple[Committed, ...] = ()
 
     def __init__(self, drafter: HeadDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
@@ -277,11 +294,13 @@ class CachingSession(HeadSession):
         self.has_read = False
 
     def prepare(self) -> None:
+        self._append_later()
         if self.unread is not None:
             batch, self.unread = self.unread, None
             self._read_prompts(batch)
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
+        self._append_later()
         return Rows.part(self, rows, count)  # prompts can still be read later
 
     def joined(self, other: Self, counts: tuple[int, int]) -> Self:
@@ -293,7 +312,9 @@ class CachingSession(HeadSession):
         return Rows.overwritten(self, slots, other, counts)
 
     def _read_as_much(self, other: CachingSession) -> None:
-        """Read the prompts of both batches if one of them has read its own."""
+        """Read the prompts of both batches if one of them has read its own, and append later tokens."""
+        self._append_later()
+        other._append_later()
         if self.unread is None or other.unread is None:
             self.prepare()
             other.prepare()
@@ -308,16 +329,43 @@ class CachingSession(HeadSession):
         return [self.head.join(states) for states in zip(*taps, strict=True)]
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        path = self._copied(verdict.nodes)
-        features = self.head.join([pick(output.taps[tap], path) for tap in self.head.taps])
+        tokens, states = draft.tokens, [output.taps[tap] for tap in self.head.taps]
+        if tokens.shape[1] > 1:  # else the root alone was scored
+            path = self._copied(verdict.nodes)
+            tokens = tokens.gather(1, verdict.nodes)
+            states = [pick(state, path) for state in states]
+        committed = Committed(tokens, self.head.join(states), verdict.accepted)
         if self.has_read:
-            self.features, self.accepted, self.has_read = features, verdict.accepted, False
+            self.has_read = False
+            self._hold(committed)
+        else:
+            self.later = (*self.later, committed)
+
+    def _hold(self, committed: Committed) -> None:
+        """Hold the tokens that were committed since the head last read."""
+        _, self.features, self.accepted = committed
+
+    def _append_later(self) -> None:
+        """Append the tokens of all rounds in `later`."""
+        if not self.later:
             return
-        more = features.shape[1]  # of the old root and the tokens after it
-        places = self._copied(self.accepted)[:, None] + torch.arange(1, 1 + more, device=path.device)
-        self.features = pad(self.features, (0, 0, 0, more))
-        put(self.features, places, features)
-        self.accepted = self.accepted + 1 + verdict.accepted
+        later, self.later = self.later, ()
+        sizes, device = [each.tokens.shape[1] for each in later], self.accepted.device
+        accepted = torch.stack([each.accepted for each in later], 1)  # [B, rounds]
+        starts = self.accepted[:, None] + (1 + accepted).cumsum(1) - accepted
+        rounds = [round for round, size in enumerate(sizes) for _ in range(size)]
+        nodes = torch.tensor([node for size in sizes for node in range(size)], device=device)
+        # a place takes one write: padding goes behind all others
+        unused = self.features.shape[1] + len(rounds)
+        places = (starts[:, rounds] + nodes).where(nodes <= accepted[:, rounds], unused)
+        tokens, features = ([getattr(each, name) for each in later] for name in ("tokens", "features"))
+        self._append(places, torch.cat(tokens, 1), torch.cat(features, 1))
+        self.accepted = self.accepted + (1 + accepted).sum(1)
+
+    def _append(self, places: Tensor, tokens: Tensor, features: Tensor) -> None:
+        """Write tokens [B, m] and their features [R, m, d] to places [B, m] of `features`."""
+        self.features = pad(self.features, (0, 0, 0, places.shape[1] + 1))
+        put(self.features, self._copied(places), features)
 
     def _keep(self, accepted: Tensor, read: int) -> None:
         """Keep the rows [R] up to `accepted` of the `read` rows that were read."""

@@ -15,16 +15,13 @@ from torch.nn.functional import pad
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
-from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
 from mmspec.core.graphs import has_graphs
 from mmspec.core.image_grid import Grammar, exclude
 from mmspec.core.indexing import pick, take
-from mmspec.core.interfaces import TargetOutput
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
-from mmspec.core.verdict import Path
-from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter
+from mmspec.heads.drafter import NEWEST, CachingSession, Committed, HeadDrafter
 from mmspec.heads.model import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.causal import CacheState, to_device
@@ -59,7 +56,7 @@ class FeatureSession(CachingSession):
 
     Attributes:
         tokens: [B, D + 1] committed since the head last read; the newest, the root, is filled in when it is
-            known. Rounds without a draft make them longer.
+            known.
         features: [R, D + 1, d] of the token before each; R = B, or 2B under guidance.
         accepted: [B] index of the root among them; later ones are padding.
         summary: [R, s] the head's summary of the prompts' images; None if there is none, or before they are
@@ -82,15 +79,14 @@ class FeatureSession(CachingSession):
         self.accepted = self.tokens[:, 0]
         self.summary: Tensor | None = None
 
-    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        tokens = draft.tokens.gather(1, verdict.nodes)
-        if self.has_read:
-            self.tokens = tokens.roll(-1, 1)
-        else:
-            more = tokens.shape[1]
-            places = self.accepted[:, None] + torch.arange(more, device=tokens.device)
-            self.tokens = pad(self.tokens, (0, more)).scatter(1, places, tokens)
-        super().observe(draft, output, scores, verdict)
+    def _hold(self, committed: Committed) -> None:
+        super()._hold(committed)
+        self.tokens = committed.tokens.roll(-1, 1)
+
+    def _append(self, places: Tensor, tokens: Tensor, features: Tensor) -> None:
+        super()._append(places, tokens, features)
+        # features are of the token before
+        self.tokens = pad(self.tokens, (0, places.shape[1] + 1)).scatter(1, places - 1, tokens)
 
     def _read_prompts(self, batch: PromptBatch) -> None:
         prompts, embeddings, device = batch.prompts, batch.prefill.taps[EMBEDDINGS], self.target.device

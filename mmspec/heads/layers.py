@@ -108,11 +108,16 @@ class PublishedLayerConfig(LlamaLayerConfig):
     Attributes:
         rotary: entries of transformers' `rope_parameters` beside `rope_theta`: the scaling of rotary
             positions, and the rotary part of each head; empty for whole heads without scaling.
+        mrope_section: numbers of frequencies for the time, height and width of a position, as in the target
+            (M-RoPE); None for positions of one axis, which count the head's rows.
+        mrope_interleaved: whether the axes alternate (Qwen3-VL) instead of following one another (Qwen2-VL).
         sliding_window: tokens that a layer with a window sees, its own included; None if no layer has one.
         attention_bias, mlp_bias: whether the projections of the attention, and of the feed-forward, have one.
     """
 
     rotary: Keywords = field(default_factory=dict)
+    mrope_section: list[int] | None = None
+    mrope_interleaved: bool = False
     sliding_window: int | None = None
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -134,6 +139,18 @@ class PublishedLayerConfig(LlamaLayerConfig):
             raise ValueError(f"{PART} must give an even part of a head of {self.head_dim}; got {part}")
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ValueError(f"sliding_window must be at least 1, or None; got {self.sliding_window}")
+        section, half, axes = self.mrope_section, self.rotary_dim // 2, 3
+        if section is not None and (len(section) != axes or min(section) < 0 or sum(section) != half):
+            raise ValueError(f"mrope_section must be {axes} numbers that add up to {half}; got {section}")
+        if section is not None and kind != "default":
+            raise ValueError(f"rotary must not scale positions of several axes; got {self.rotary}")
+
+    def multimodal_rotary(self) -> MultimodalRotary | None:
+        """Make the rotary tables of three axes; None for positions of one axis."""
+        if self.mrope_section is None:
+            return None
+        shape = self.rotary_dim, self.rope_theta, self.mrope_section
+        return MultimodalRotary(*shape, interleaved=self.mrope_interleaved)
 
     def layer_settings(self) -> Keywords:
         rope = {"rope_type": "default", "rope_theta": self.rope_theta, **self.rotary}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from mmspec.models.local_paths import is_path
 from mmspec.models.weights import is_finite, is_offloaded, stored_weights
 from mmspec.open_types import Keywords
 
-__all__ = ["Adapter", "find_adapter", "load_adapter", "save_model"]
+__all__ = ["Adapter", "find_adapter", "load_adapter", "load_lora", "save_model", "use_adapter"]
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 BASE = "base_model_name_or_path"
+NAME = re.compile(r"[a-zA-Z0-9_.:/-]{1,128}")  # of an adapter that requests choose
+BEYOND_LORA = ("modules_to_save", "trainable_token_indices", "bias")
 PROCESSORS, TOKENIZERS = ("processor_config.json", "preprocessor_config.json"), ("tokenizer_config.json",)
 
 
@@ -120,8 +123,13 @@ def base_error(adapter: Adapter, error: Exception) -> CheckpointError:
     return CheckpointError(f"{adapter.folder / CONFIG}: {BASE}", adapter.base, rule)
 
 
-def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
+def load_adapter(model: PreTrainedModel, adapter: Adapter, name: str | None = None) -> None:
     """Load an adapter onto its base model; every weight must be present and finite.
+
+    Args:
+        model: the base model.
+        adapter: the adapter, which acts from now on.
+        name: name for `use_adapter`; None for peft's own.
 
     Raises:
         CheckpointError: the adapter does not fit the model, or is damaged.
@@ -134,7 +142,7 @@ def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
     try:
         with safe_open(adapter.folder / WEIGHTS, framework="pt") as stored:
             count = len(stored.keys())
-        report = model.load_adapter(str(adapter.folder))
+        report = model.load_adapter(str(adapter.folder), adapter_name=None if name is None else key_of(name))
     except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
         is_shape = "mismatched_sizes" in str(error)
         reason = "its weights have other shapes" if is_shape else first_line(error)
@@ -143,8 +151,8 @@ def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
     except SafetensorError as error:
         rule = "must be a complete safetensors file"
         raise CheckpointError("model", str(adapter.folder / WEIGHTS), rule) from error
-    problems = {
-        title: sorted(map(str, getattr(report, name, ())))
+    problems = {  # weights of adapters that were loaded before are not in the file
+        title: sorted({str(key) for key in getattr(report, name, ())} - before)
         for title, name in (
             ("missing keys", "missing_keys"),
             ("unknown keys", "unexpected_keys"),
@@ -159,6 +167,54 @@ def load_adapter(model: PreTrainedModel, adapter: Adapter) -> None:
         rule = f"must be an adapter for {adapter.base}: {reason}"
         raise CheckpointError("model", str(adapter.folder), rule)
     model.eval()
+
+
+def load_lora(model: PreTrainedModel, name: str, source: str) -> None:
+    """Load one of several LoRA adapters, between which `use_adapter` chooses.
+
+    Args:
+        model: the base model.
+        name: name of the adapter.
+        source: folder or hub id of the adapter. The base model that it names is not read.
+
+    Raises:
+        CheckpointError: there is no adapter, or it is damaged, or does not fit the model.
+        InputError: the name cannot be used.
+        MissingDependencyError: peft is not installed.
+        UnsupportedModelError: the adapter changes more than LoRA layers.
+    """
+    if not NAME.fullmatch(name):
+        raise InputError("--lora", name, f"must have a name that matches {NAME.pattern}")
+    path, weights = locate(source, CONFIG, {}), locate(source, WEIGHTS, {})
+    if path is None or weights is None:
+        rule = f"must be a folder or hub id of an adapter with {CONFIG} and {WEIGHTS}"
+        raise CheckpointError("--lora", source, rule)
+    if not is_peft_available():
+        raise MissingDependencyError("--lora needs peft: pip install peft")
+    table = read_json(path, MAX_CONFIG_BYTES)
+    if not isinstance(table, dict) or table.get("peft_type") != "LORA":
+        raise UnsupportedModelError(f"{source} must be a LoRA adapter to be loaded beside others")
+    for field in BEYOND_LORA:  # peft cannot switch these parts for each request
+        if table.get(field) not in (None, [], {}, False, "none"):
+            rule = f"its {field} must be unset, because other adapters share the model"
+            raise UnsupportedModelError(f"{source} cannot be loaded beside others: {rule}")
+    load_adapter(model, Adapter(path.parent, model.name_or_path, None), name)
+
+
+def use_adapter(model: PreTrainedModel, name: str | None) -> None:
+    """Let one of the adapters of `load_lora` act from now on, or with None the base model."""
+    from peft.tuners.tuners_utils import BaseTunerLayer  # optional; `load_lora` has checked it
+
+    for module in model.modules():
+        if isinstance(module, BaseTunerLayer):
+            if name is not None:
+                module.set_adapter([key_of(name)])
+            module.enable_adapters(enabled=name is not None)
+
+
+def key_of(name: str) -> str:
+    """The key of an adapter in peft: without dots, and part of no other weight's name."""
+    return "mmspec:" + name.replace(".", "%2E")
 
 
 def save_model(model: PreTrainedModel, folder: Path) -> None:

@@ -40,16 +40,17 @@ def chat_routes(models: Models, limits: ServerLimits, formats: Mapping[str, Answ
 
     @routes.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        engine = models.find(body.model, draws=False)
+        model = models.find(body.model, draws=False)
+        engine = model.engine
         own = engine.pipeline.model.generation_config
         usual = own.max_new_tokens or own.max_length or DEFAULT_NEW_TOKENS
         tools = ToolRules(body, formats[engine.name], engine.pipeline)
         settings = chat_settings(body, limits, usual, tools)
         prompt = await to_thread.run_sync(read_messages, body.messages, limits, tools)
-        ticket = models.submit(request, engine, [prompt] * len(settings), settings, chat_names(body))
+        ticket = models.submit(request, model, [prompt] * len(settings), settings, chat_names(body))
         await ticket.entered(limits.wait_seconds)
         starts = [echoed(body)] * len(settings)
-        answer = ChatAnswer(engine.name, body, ticket, limits, starts)
+        answer = ChatAnswer(model.name, body, ticket, limits, starts)
         answer.messages = tools.answer_texts()
         return await answer.respond()
 

@@ -33,6 +33,19 @@ __all__ = [
 MAX_STOPS = 16
 #: Field names of text requests by pipeline argument.
 NAMES = CHAT_NAMES | {"logprobs": "logprobs", "sequence_bias": "logit_bias"}
+#: Fields with the format of an answer, each with the key of `structured_outputs` that it stands for; None for
+#: a whole format. The later ones are older spellings of vLLM, and SGLang's.
+FORMATS = {
+    "response_format": None,
+    "structured_outputs": None,
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
 
 
 @dataclass(frozen=True)
@@ -140,10 +153,8 @@ def chat_settings(
         raise InputError("top_logprobs", body.top_logprobs, "needs `logprobs`, which must be true")
     top = (body.top_logprobs or 0) if body.logprobs else None
     settings = text_settings(body, limits, usual, chat_names(body)["max_new_tokens"])
-    if "response_format" in settings and tools.tools and not body.must_call:
-        rule = "cannot be combined with tools that the model need not call: it excludes calls"
-        raise InputError("response_format", settings["response_format"], rule)
-    settings |= given_of(logprobs=top, **turn_settings(body, tools.variables), **tools.settings())
+    held = tools.settings(settings.get("response_format"))
+    settings |= given_of(logprobs=top, **turn_settings(body, tools.variables), **held)
     return seeded({**settings, "rules": TextRules(body, tools.tokens)}, body.seed, body.n)
 
 
@@ -189,28 +200,34 @@ def format_of(body: TextRequest) -> dict[str, Any] | None:
     Raises:
         InputError: two formats are given, or the format has no schema or no end.
     """
-    given, name = body.response_format, "response_format"
-    if body.structured_outputs is not None:
-        if given not in (None, {"type": "text"}):
-            raise InputError(
-                "structured_outputs", body.structured_outputs, f"cannot be combined with `{name}`"
-            )
-        given, name = body.structured_outputs, "structured_outputs"
-    if given in (None, {"type": "text"}):
+    given = given_formats(body)
+    if not given:
         return None
-    named = given.get("json_schema")
-    if given.get("type") == "json_schema" and not (isinstance(named, dict) and "schema" in named):
+    name, *others = given
+    if others:
+        raise InputError(others[0], given[others[0]], f"cannot be combined with `{name}`")
+    found = given[name] if FORMATS[name] is None else {FORMATS[name]: given[name]}
+    named = found.get("json_schema")
+    if found.get("type") == "json_schema" and not (isinstance(named, dict) and "schema" in named):
         raise InputError(f"{name}.json_schema", named, 'must be an object with the key "schema"')
     if body.ignore_eos and not body.stop_token_ids:
         raise InputError(
             "ignore_eos", True, f"cannot be combined with `{name}`, whose answer ends with a token"
         )
-    return given
+    return found
 
 
 def names_of(body: TextRequest) -> dict[str, str]:
     """Return the field names of a request by pipeline argument."""
-    return NAMES if body.structured_outputs is None else {**NAMES, "response_format": "structured_outputs"}
+    name = next(iter(given_formats(body)), "response_format")
+    whole = {} if FORMATS[name] is None else {f"response_format.{FORMATS[name]}": name}
+    return {**NAMES, **whole, "response_format": name}
+
+
+def given_formats(body: TextRequest) -> dict[str, Any]:
+    """Return the formats of a request other than free text, by field."""
+    given = {name: getattr(body, name) for name in FORMATS}
+    return {name: value for name, value in given.items() if value not in (None, {"type": "text"})}
 
 
 def same_fields(body: Strict) -> dict[str, Any]:
@@ -228,7 +245,8 @@ def seeded(settings: dict[str, Any], seed: int | None, count: int) -> list[dict[
 def chat_names(body: ChatRequest) -> dict[str, str]:
     """Return the field names of a chat request by pipeline argument."""
     most = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    own = {"response_format": "tools"} if body.must_call else {}
+    is_of_tools = body.must_call or (body.tools and format_of(body) is None)
+    own = {"response_format": "tools"} if is_of_tools else {}
     return {**names_of(body), **own, "max_new_tokens": most}
 
 

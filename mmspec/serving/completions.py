@@ -28,7 +28,7 @@ def completion_routes(models: Models, limits: ServerLimits) -> APIRouter:
 
     @routes.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        engine = models.find(body.model, draws=False)
+        model = models.find(body.model, draws=False)
         prompts = list_prompts(body)
         settings = [one for _ in prompts for one in completion_settings(body, limits)]
         if len(settings) > limits.max_waiting:
@@ -36,12 +36,14 @@ def completion_routes(models: Models, limits: ServerLimits) -> APIRouter:
             raise RequestError(400, f"{text}{len(prompts)} prompts with n={body.n}", "prompt")
         rows = [prompt for prompt in prompts for _ in range(body.n)]
         names = {**names_of(body), "prompt": "prompt", "images": "prompt"}
-        ticket = models.submit(request, engine, rows, settings, names)
+        ticket = models.submit(request, model, rows, settings, names)
         await ticket.entered(limits.wait_seconds)
         starts = [""] * len(rows)
         if body.echo:
-            starts = [text_of(prompt, engine.pipeline.tokenizer, body.skip_special_tokens) for prompt in rows]
-        return await CompletionAnswer(engine.name, body, ticket, limits, starts).respond()
+            starts = [
+                text_of(prompt, model.engine.pipeline.tokenizer, body.skip_special_tokens) for prompt in rows
+            ]
+        return await CompletionAnswer(model.name, body, ticket, limits, starts).respond()
 
     return routes
 

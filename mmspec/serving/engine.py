@@ -19,6 +19,7 @@ from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline
+from mmspec.pipelines.response_format import prepare_grammars
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics, RowTimes
 from mmspec.serving.request_log import fields_of, request_id
@@ -55,7 +56,7 @@ class Ticket:
         names: field names of the request by pipeline argument, for error messages.
 
     Attributes:
-        prompt_tokens: length of the prompt of each row that has entered the batch, else 0.
+        prompt_tokens: length of the prompt of each row whose prompt has been read, else 0.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Ticket:
         self.is_cancelled = False  # set here, read by the worker before each round
 
     async def entered(self, seconds: float) -> None:
-        """Wait until every row has entered the batch; earlier text is kept.
+        """Wait until the prompt of every row has been read; earlier text is kept.
 
         Args:
             seconds: how long to wait while no row leaves the queue. There is no limit while the queue moves:
@@ -199,12 +200,29 @@ class Engine:
     Rows enter between rounds in order of arrival. A cancelled request leaves before the next round. An error
     of one row does not affect the others; an error of a round ends its rows, and a new batch is opened.
 
+    Args:
+        name: of the model.
+        pipeline: its pipeline.
+        rows: largest number of rows in the batch.
+        max_waiting: largest number of waiting rows.
+        metrics: metrics of this model.
+        adapters: names of the LoRA adapters of the model, which are models of their own in requests.
+
     Attributes:
         is_ready: set when requests can enter, or the worker has ended.
     """
 
-    def __init__(self, name: str, pipeline: Any, rows: int, max_waiting: int, metrics: ModelMetrics) -> None:
+    def __init__(
+        self,
+        name: str,
+        pipeline: Any,
+        rows: int,
+        max_waiting: int,
+        metrics: ModelMetrics,
+        adapters: Sequence[str] = (),
+    ) -> None:
         self.name, self.pipeline, self.rows, self.metrics = name, pipeline, rows, metrics
+        self.adapters = tuple(adapters)
         self.draws = isinstance(pipeline, ImageGenerationPipeline)
         self.waiting = WaitingRows(max_waiting)
         self.is_ready = threading.Event()
@@ -254,6 +272,8 @@ class Engine:
 
     def _work(self) -> None:
         try:
+            if not self.draws:
+                prepare_grammars(self.pipeline.model, self.pipeline.tokenizer)
             while not self.waiting.is_closed:
                 self._run_batch()
         except BaseException:
@@ -266,7 +286,7 @@ class Engine:
 
     def _run_batch(self) -> None:
         """Decode until the server closes or a round fails."""
-        with open_rows(self.pipeline, self.rows) as batch:
+        with open_rows(self.pipeline, self.rows, bool(self.adapters)) as batch:
             batch.capture()
             self.is_ready.set()
             while True:
@@ -301,7 +321,7 @@ class Engine:
             return True
         began = perf_counter()
         try:
-            handle, event = batch.enter(row.prompt, **row.settings)
+            handle, prompt_tokens = batch.enter(row.prompt, **row.settings)
         except NoRoomError:
             return False
         except Exception as error:
@@ -314,8 +334,7 @@ class Engine:
             raise
         else:
             self._running[handle] = row
-            self.metrics.count_entered(row.times, began, event.prompt_tokens)
-            row.tell(event)
+            self.metrics.count_entered(row.times, began, prompt_tokens)
         self.waiting.last_move = monotonic()
         return True
 

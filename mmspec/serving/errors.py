@@ -70,8 +70,10 @@ def as_request_error(error: BaseException, names: Mapping[str, str] | None = Non
     if isinstance(error, RequestError):
         return error
     if isinstance(error, InputError):
-        name = re.split(r"[.\[]", error.argument, maxsplit=1)[0]
-        param = (names or {}).get(name, name) + KEY.sub(r".\1", error.argument.removeprefix(name))
+        known, name = names or {}, re.split(r"[.\[]", error.argument, maxsplit=1)[0]
+        param = known.get(error.argument)
+        if param is None:
+            param = known.get(name, name) + KEY.sub(r".\1", error.argument.removeprefix(name))
         return RequestError(400, param + str(error).removeprefix(error.argument), param)
     if isinstance(error, UnsupportedModelError | MissingDependencyError):
         return RequestError(400, str(error))

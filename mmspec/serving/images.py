@@ -26,11 +26,11 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
 
     @routes.post("/v1/images/generations")
     async def generate(body: ImageRequest, request: Request) -> Json:
-        engine = models.find(body.model, draws=True)
+        model = models.find(body.model, draws=True)
         check_at_most("n", body.n, "max_choices", limits.max_choices)
-        check_size(body.size, engine)
+        check_size(body.size, model.engine)
         settings = seeded(same_fields(body), body.seed, body.n)
-        ticket = models.submit(request, engine, [body.prompt] * body.n, settings)
+        ticket = models.submit(request, model, [body.prompt] * body.n, settings)
         await ticket.entered(limits.wait_seconds)
         outputs: dict[int, Any] = {}
         async for index, event in ticket.updates(limits.run_seconds):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fastapi import APIRouter, Request
 
@@ -13,7 +14,20 @@ from mmspec.serving.errors import RequestError
 from mmspec.serving.guard import END
 from mmspec.serving.request_log import RECORD, RequestRecord
 
-__all__ = ["Models", "model_routes"]
+__all__ = ["Models", "Served", "model_routes"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a request calls a model: an engine, with one of its adapters or none."""
+
+    engine: Engine
+    adapter: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in requests."""
+        return self.adapter or self.engine.name
 
 
 class Models:
@@ -21,41 +35,44 @@ class Models:
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         self.engines = engines
+        served = [Served(engine, adapter) for engine in engines for adapter in (None, *engine.adapters)]
+        self.served = {one.name: one for one in served}
 
-    def find(self, name: str | None, *, draws: bool) -> Engine:
-        """Return the engine for a request.
+    def find(self, name: str | None, *, draws: bool) -> Served:
+        """Return the model of a request.
 
         Raises:
             RequestError: there is no such model (404), or it generates the other modality (400).
         """
-        able = [engine for engine in self.engines if engine.draws == draws]
         what = "generates images" if draws else "generates text"
         if name is None:
-            if not able:
+            able = next((one for one in self.served.values() if one.engine.draws == draws), None)
+            if able is None:
                 raise RequestError(404, f"no model of this server {what}", "model", "model_not_found")
-            return able[0]
-        for engine in self.engines:
-            if engine.name == name and engine not in able:
-                raise RequestError(400, f"model must be one that {what}; got {name!r}", "model")
-            if engine.name == name:
-                return engine
-        known = ", ".join(engine.name for engine in self.engines)
-        text = f"model must be one of {known}; got {name[:80]!r}"
-        raise RequestError(404, text, "model", "model_not_found")
+            return able
+        found = self.served.get(name)
+        if found is None:
+            text = f"model must be one of {', '.join(self.served)}; got {name[:80]!r}"
+            raise RequestError(404, text, "model", "model_not_found")
+        if found.engine.draws != draws:
+            raise RequestError(400, f"model must be one that {what}; got {name!r}", "model")
+        return found
 
     def submit(
         self,
         request: Request,
-        engine: Engine,
+        model: Served,
         prompts: Sequence[object],
         settings: Sequence[Keywords],
         names: Mapping[str, str] | None = None,
     ) -> Ticket:
         """Queue a request; disconnecting cancels it."""
-        ticket = engine.submit(prompts, settings, names)
-        request.scope[END].callback(engine.cancel, ticket)
+        if model.engine.adapters:
+            settings = [{**one, "adapter": model.adapter} for one in settings]
+        ticket = model.engine.submit(prompts, settings, names)
+        request.scope[END].callback(model.engine.cancel, ticket)
         record: RequestRecord = request.scope[RECORD]
-        record.model, record.ticket = engine.name, ticket
+        record.model, record.ticket = model.name, ticket
         return ticket
 
 
@@ -63,18 +80,18 @@ def model_routes(models: Models) -> APIRouter:
     """Return the routes that list models."""
     routes, created = APIRouter(), int(time.time())
 
-    def shown(engine: Engine) -> Json:
-        return {"id": engine.name, "object": "model", "created": created, "owned_by": "mmspec"}
+    def shown(model: Served) -> Json:
+        about = {"id": model.name, "object": "model", "created": created, "owned_by": "mmspec"}
+        return about if model.adapter is None else {**about, "parent": model.engine.name}
 
     @routes.get("/v1/models")
     async def list_models() -> Json:
-        return {"object": "list", "data": [shown(engine) for engine in models.engines]}
+        return {"object": "list", "data": [shown(model) for model in models.served.values()]}
 
     @routes.get("/v1/models/{name:path}")
     async def find_model(name: str) -> Json:
-        for engine in models.engines:
-            if engine.name == name:
-                return shown(engine)
-        raise RequestError(404, f"there is no model {name[:80]!r}", "model", "model_not_found")
+        if name not in models.served:
+            raise RequestError(404, f"there is no model {name[:80]!r}", "model", "model_not_found")
+        return shown(models.served[name])
 
     return routes

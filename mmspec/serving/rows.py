@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mmspec.errors import InputError
+from mmspec.models.adapters import use_adapter
 from mmspec.pipelines.running_batch import RowUpdate, RunningBatch, check_rows_move, new_logprobs
 from mmspec.serving.chat_settings import TextRules
 from mmspec.serving.token_entries import Piece, TokenPieces
@@ -17,7 +18,7 @@ __all__ = ["Event", "TextRows", "open_rows", "why_in_turn"]
 
 @dataclass(frozen=True)
 class Event:
-    """Event of a row. The first event of a row reports that it has entered the batch, or an error.
+    """Event of a row. The first event of a row reports that its prompt has been read, or an error.
 
     Attributes:
         pieces: new text, with entries of its tokens if the request asks for log-probabilities.
@@ -42,14 +43,15 @@ class TextRows:
     def __init__(self, batch: Any) -> None:
         self._batch = batch
         self._texts: dict[Hashable, TokenPieces] = {}
+        self._first: dict[Hashable, Event] = {}  # of rows that have had no event
 
     @property
     def free(self) -> int:
         """Number of free rows."""
         return int(self._batch.free)
 
-    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Hashable, Event]:
-        """Enter a row into the batch; return its handle and its first event.
+    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Hashable, int]:
+        """Enter a row into the batch; return its handle and the length of its prompt.
 
         Raises:
             InputError: an argument of the pipeline cannot be used.
@@ -59,11 +61,13 @@ class TextRows:
         handle = batch.enter(prompt, **settings, **({} if rules is None else rules.settings(batch.pipe)))
         if rules is not None:
             self._texts[handle] = rules.pieces(batch.pipe, batch.text_before(handle))
-        return handle, Event(prompt_tokens=batch.prompt_tokens(handle))
+        tokens = batch.prompt_tokens(handle)
+        self._first[handle] = Event(prompt_tokens=tokens)
+        return handle, tokens
 
     def step(self) -> list[tuple[Hashable, Event]]:
         """Decode one round; return handles and events. Finished rows have left the batch."""
-        return [(update.handle, self._event(update)) for update in self._batch.step()]
+        return [(update.handle, event) for update in self._batch.step() for event in self._events(update)]
 
     def capture(self) -> None:
         """Capture the graphs of a compiled pipeline before the first row enters."""
@@ -74,6 +78,11 @@ class TextRows:
         """Cancel a row."""
         self._batch.cancel(handle)
         self._texts.pop(handle, None)
+        self._first.pop(handle, None)
+
+    def _events(self, update: RowUpdate) -> list[Event]:
+        first, event = self._first.pop(update.handle, None), self._event(update)
+        return [event] if first is None or event.error is not None else [first, event]
 
     def _event(self, update: RowUpdate) -> Event:
         if update.error is not None:
@@ -149,6 +158,56 @@ class Turns:
         return RowUpdate(handle, tokens, output, canvas.errors[0], new_logprobs(canvas, [0], tokens))
 
 
+class AdapterBatches:
+    """Running batches over the same weights, one for each adapter, with the methods of `RunningBatch`.
+
+    A forward pass has one adapter. A round is therefore one of a single batch, and the batches take turns.
+
+    Args:
+        pipe: the pipeline, which is locked.
+        open_batch: opens a batch of the pipeline.
+        rows: largest number of rows of all batches.
+    """
+
+    def __init__(self, pipe: Any, open_batch: Callable[[], Any], rows: int) -> None:
+        self.pipe, self._open_batch, self._rows = pipe, open_batch, rows
+        self._batches: dict[str | None, Any] = {}  # those that have waited longest first
+        self._handles: dict[tuple[str | None, int], Any] = {}  # batch of each row
+
+    @property
+    def free(self) -> int:
+        return self._rows - len(self._handles)
+
+    def enter(self, prompt: Any, adapter: str | None = None, **settings: Any) -> tuple[str | None, int]:
+        if adapter not in self._batches:
+            self._batches[adapter] = self._open_batch()
+        batch = self._batches[adapter]
+        use_adapter(self.pipe.model, adapter)
+        handle = adapter, batch.enter(prompt, **settings)
+        self._handles[handle] = batch
+        return handle
+
+    def prompt_tokens(self, handle: tuple[str | None, int]) -> int:
+        return int(self._handles[handle].prompt_tokens(handle[1]))
+
+    def text_before(self, handle: tuple[str | None, int]) -> list[int]:
+        return list(self._handles[handle].text_before(handle[1]))
+
+    def step(self) -> list[RowUpdate]:
+        running = {adapter for adapter, _ in self._handles}
+        adapter = next(one for one in self._batches if one in running)
+        batch = self._batches[adapter] = self._batches.pop(adapter)
+        use_adapter(self.pipe.model, adapter)
+        updates = [replace(update, handle=(adapter, update.handle)) for update in batch.step()]
+        for update in updates:
+            if update.output is not None or update.error is not None:
+                del self._handles[update.handle]
+        return updates
+
+    def cancel(self, handle: tuple[str | None, int]) -> None:
+        self._handles.pop(handle).cancel(handle[1])
+
+
 def why_in_turn(pipe: Any) -> str | None:
     """Return the reason why the rows of a pipeline are decoded in turns; None if they share a batch."""
     try:
@@ -159,15 +218,33 @@ def why_in_turn(pipe: Any) -> str | None:
 
 
 @contextmanager
-def open_rows(pipe: Any, rows: int) -> Iterator[TextRows]:
+def open_rows(pipe: Any, rows: int, has_adapters: bool = False) -> Iterator[TextRows]:
     """Open a pipeline for rows that enter and leave.
+
+    Args:
+        pipe: the pipeline.
+        rows: largest number of rows that are decoded together.
+        has_adapters: whether rows have a setting `adapter`: the name of one, or None for the base model.
 
     Raises:
         PipelineBusyError: another call is running.
     """
-    if why_in_turn(pipe) is None:
+    moves = why_in_turn(pipe) is None
+    if moves and not has_adapters:
         with pipe.running_batch(rows=rows) as batch:
             yield TextRows(batch)
         return
-    with pipe._busy():
-        yield TextRows(Turns(pipe, rows))
+    with pipe._busy(), ExitStack() as batches:
+        if not has_adapters:
+            yield TextRows(Turns(pipe, rows))
+            return
+
+        def open_batch() -> Any:
+            if not moves:
+                return Turns(pipe, rows)
+            return batches.enter_context(RunningBatch(pipe, rows, is_locked=True))
+
+        try:
+            yield TextRows(AdapterBatches(pipe, open_batch, rows))
+        finally:
+            use_adapter(pipe.model, None)

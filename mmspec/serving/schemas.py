@@ -48,7 +48,7 @@ TEXT_IGNORED = frozenset(BOOKKEEPING | {"cache_salt", "extra_key"})
 CHAT_IGNORED = frozenset(
     TEXT_IGNORED
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
-    | {"service_tier", "stream_reasoning"}
+    | {"prediction", "service_tier", "stream_reasoning"}
 )
 IMAGE_IGNORED = frozenset(BOOKKEEPING | {"moderation"})
 
@@ -62,9 +62,8 @@ def _neutral(values: tuple[Any, ...], names: str) -> dict[str, tuple[Any, ...]]:
 TEXT_REFUSED = {
     **_neutral(  # vLLM's
         (),
-        "guided_choice guided_decoding_backend guided_grammar guided_json guided_regex "
-        "guided_whitespace_pattern prompt_logprobs repetition_detection structural_tag "
-        "thinking_token_budget truncate_prompt_tokens truncation_side",
+        "guided_decoding_backend guided_whitespace_pattern prompt_logprobs repetition_detection "
+        "structural_tag thinking_token_budget truncate_prompt_tokens truncation_side",
     ),
     **_neutral(
         (False,),
@@ -76,7 +75,7 @@ TEXT_REFUSED = {
     "priority": (0,),
     "spaces_between_special_tokens": (True,),
     **_neutral(  # SGLang's
-        (), "custom_logit_processor ebnf json_schema lora_path regex session_params stop_regex"
+        (), "custom_logit_processor lora_path session_params stop_regex"
     ),
     **_neutral(
         (False,),
@@ -89,12 +88,11 @@ TEXT_REFUSED = {
 #: The same for chats alone.
 CHAT_REFUSED = TEXT_REFUSED | {
     **_neutral(  # OpenAI's
-        (), "audio moderation prediction web_search_options"
+        (), "audio moderation web_search_options"
     ),
     "function_call": ("none",),
     "functions": ([],),
     "modalities": (["text"],),
-    "verbosity": ("medium",),
     **_neutral((), "chat_template input_ids thinking_budget"),  # vLLM's and SGLang's
     "add_special_tokens": (False,),
     **_neutral(([],), "documents"),
@@ -127,8 +125,9 @@ IMAGE_REFUSED = {
 TokenKey = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
 Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
 Prompts = Field(min_length=1, max_length=MOST_PROMPTS)
-#: Fields that OpenAI has replaced, with the names of the new ones.
-CHAT_REPLACED = {"function_call": "tool_choice", "functions": "tools"}
+#: Fields that have another name here, or that OpenAI has replaced, with the names to use.
+TEXT_REPLACED = {"lora_path": "model"}
+CHAT_REPLACED = TEXT_REPLACED | {"function_call": "tool_choice", "functions": "tools"}
 #: Fields of messages, and the role whose messages have them.
 ROLES = {"tool_call_id": "tool", "tool_calls": "assistant"}
 
@@ -299,6 +298,7 @@ class TextRequest(Strict):
 
     ignored = TEXT_IGNORED
     refused = TEXT_REFUSED
+    replaced = TEXT_REPLACED
     model: str | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Temperature | None = None
@@ -319,6 +319,13 @@ class TextRequest(Strict):
     bad_words: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MOST_ITEMS)] = []
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None
     structured_outputs: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: dict[str, Any] | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
     stop_token_ids: list[TokenId] = []
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
@@ -379,7 +386,8 @@ class ChatRequest(TextRequest):
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool = True
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     include_reasoning: bool = True
     separate_reasoning: bool = True
 

@@ -47,7 +47,7 @@ class TokenPieces:
     """Incremental detokenizer that returns text in pieces with the entries of their tokens.
 
     Tokens without text in the answer, such as an end token, have no entry. The bytes of all entries therefore
-    join to the text.
+    join to the text, in which bytes that form no character are U+FFFD.
 
     Args:
         tokenizer, before, hidden, skip_special_tokens: see `TextDeltas`.
@@ -90,7 +90,7 @@ class TokenPieces:
             return []
         entries, self._waiting = self._waiting, []
         if b"".join(entry.data for entry in entries) != text.encode():
-            return [Piece(text, entries)]
+            return [Piece(text, as_written(entries, text))]
         pieces, begun = [], list[TokenEntry]()
         for entry in entries:
             begun.append(entry)
@@ -115,6 +115,31 @@ class TokenPieces:
         if token not in self._known:
             self._known[token] = bytes_of(self._tokenizer, token)
         return self._known[token]
+
+
+def as_written(entries: Sequence[TokenEntry], text: str) -> Sequence[TokenEntry]:
+    """Return the entries of a text with bytes that form no character.
+
+    Tokenizers with byte fallback write U+FFFD for every byte of a run that is invalid anywhere, also where a
+    part of the run is a character. The tokens of such a part get the bytes of U+FFFD.
+    """
+    if b"".join(entry.data for entry in entries).decode("utf-8", "replace") == text:
+        return entries
+    written, begun = [], list[TokenEntry]()
+    for entry in entries:
+        begun.append(entry)
+        try:
+            whole = b"".join(one.data for one in begun).decode()
+        except UnicodeDecodeError:
+            whole = REPLACEMENT
+        if text.startswith(whole) and whole != REPLACEMENT:
+            text = text.removeprefix(whole)
+            written += begun
+            begun = []
+        while begun and text.startswith(REPLACEMENT):
+            text = text.removeprefix(REPLACEMENT)
+            written.append(begun.pop(0)._replace(data=REPLACEMENT.encode()))
+    return [*written, *begun]
 
 
 def bytes_of(tokenizer: PreTrainedTokenizerBase, token: int) -> bytes:

@@ -25,7 +25,7 @@ from mmspec.serving.parsing.reasoning import (
 )
 from mmspec.serving.parsing.tool_calls import ToolParser
 from mmspec.serving.parsing.tool_formats import TOOL_FORMATS, ToolFormat, find_tool_format
-from mmspec.serving.parsing.tool_grammar import call_grammar
+from mmspec.serving.parsing.tool_grammar import call_grammar, strict_grammar
 from mmspec.serving.schemas import Call, ChatRequest, Message, NamedTool, TextPart, Tool
 from mmspec.validation import given_of
 
@@ -111,7 +111,7 @@ class ToolRules:
         if "tools" in body.chat_template_kwargs:
             rule = "must not contain tools, which is a field of the request"
             raise InputError("chat_template_kwargs", body.chat_template_kwargs, rule)
-        self.variables = {**self._effort(), **body.chat_template_kwargs}
+        self.variables = {**self._effort(), **self._verbosity(), **body.chat_template_kwargs}
         if self.tools:
             self.variables["tools"] = [template_tool(tool) for tool in self.tools]
 
@@ -128,25 +128,45 @@ class ToolRules:
         found = set() if tools is None else set(tools.tokens)
         return frozenset(found if reasoning is None else found | {reasoning.start, reasoning.end})
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings of the pipeline: the grammar of the calls that the answer has to contain."""
-        if not self.body.must_call or self.form.tools is None:
+    def settings(self, content: Json | None = None) -> dict[str, Any]:
+        """Return the settings of the pipeline: the grammar of the answer, if calls are bound to one.
+
+        That is so if the answer has to call a tool, if content has a format, or if a tool is strict.
+
+        Args:
+            content: the format of an answer without a call; None for any text.
+
+        Raises:
+            InputError: calls cannot be combined with this format.
+        """
+        is_strict = any(tool.function.strict for tool in self.tools) and find_spec("llguidance") is not None
+        if self.form.tools is None or not self.tools:
+            return {}
+        if not (self.body.must_call or is_strict or content is not None):
             return {}
         chosen = self.body.tool_choice
         name = chosen.function.name if isinstance(chosen, NamedTool) else None
+        is_held = self.body.must_call or content is not None
         schemas = {
-            tool.function.name: tool.function.parameters or NO_PARAMETERS
+            tool.function.name: (tool.function.parameters or NO_PARAMETERS)
+            if is_held or tool.function.strict
+            else {"type": "object"}
             for tool in self.tools
             if name in (None, tool.function.name)
         }
-        grammar = call_grammar(
-            self.form.tools,
-            schemas,
-            self._pipe.tokenizer.get_added_vocab(),
-            is_parallel=self.body.parallel_tool_calls and name is None,
-            reasoning=self.form.reasoning,
-            is_open=self._is_open(self.form.reasoning),
-        )
+        tokens, is_parallel = self._pipe.tokenizer.get_added_vocab(), self.body.parallel_tool_calls
+        if is_held:
+            grammar = call_grammar(
+                self.form.tools,
+                schemas,
+                tokens,
+                is_parallel=is_parallel and name is None,
+                content=None if content is None or self.body.must_call else schema_of(content),
+                reasoning=self.form.reasoning,
+                is_open=self._is_open(self.form.reasoning),
+            )
+        else:
+            grammar = strict_grammar(self.form.tools, schemas, tokens, is_parallel)
         return {"response_format": {"type": "grammar", "grammar": grammar}}
 
     def message_keys(self, message: Message) -> Json:
@@ -163,11 +183,11 @@ class ToolRules:
         """Return a reader for each choice of the answer."""
         reasoning = self.form.reasoning if self.body.separate_reasoning else None
         is_open = self._is_open(reasoning)
-        names = [tool.function.name for tool in self.tools]
+        schemas = {tool.function.name: tool.function.parameters or {} for tool in self.tools}
         return [
             AnswerText(
                 None if reasoning is None else ReasoningParser(reasoning, is_open),
-                ToolParser(self.form.tools, names) if names and self.form.tools else None,
+                ToolParser(self.form.tools, schemas) if schemas and self.form.tools else None,
                 shows_reasoning=self.body.include_reasoning,
                 is_parallel=self.body.parallel_tool_calls,
                 id_length=None if self.form.tools is None else self.form.tools.id_length,
@@ -232,6 +252,32 @@ class ToolRules:
             return {}
         rule = "must be left out; the chat template of this model cannot switch reasoning"
         raise InputError(EFFORT, effort, rule)
+
+    def _verbosity(self) -> dict[str, Any]:
+        """Return the variable of the template for `verbosity`; "medium" is the default of every model."""
+        given = self.body.verbosity
+        if given is None or (given == "medium" and "verbosity" not in self.form.variables):
+            return {}
+        if "verbosity" not in self.form.variables:
+            rule = "must be left out, or medium; the chat template of this model does not read it"
+            raise InputError("verbosity", given, rule)
+        return {"verbosity": given}
+
+
+def schema_of(response_format: Json) -> Json:
+    """Return the JSON schema of a format, which holds for answers that call no tool.
+
+    Raises:
+        InputError: the format is not JSON.
+    """
+    if response_format.get("type") == "json_object" or response_format.get("json_object") is True:
+        return {"type": "object"}
+    found = response_format.get("json_schema", response_format.get("json"))
+    found = found.get("schema", found) if isinstance(found, dict) else found
+    if isinstance(found, dict):
+        return found
+    rule = "must be JSON of a schema, given as an object, if tools may be called instead"
+    raise InputError("response_format", response_format, rule)
 
 
 def hidden_tokens(tokenizer: Any, shown: Collection[str]) -> list[int] | None:

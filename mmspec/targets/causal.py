@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from mmspec.core.cache import RaggedCache
-from mmspec.core.draft import Block, DraftKind, Nodes, Tree
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
+from mmspec.core.draft import Block, Nodes
 from mmspec.core.graphs import has_graphs
 from mmspec.core.interfaces import AnyDraft, AnyVerdict, PromptOutput, TargetOutput, TargetState
 from mmspec.core.round_graphs import RoundGraphs
@@ -29,13 +30,13 @@ from mmspec.targets.admission import check_model, decoder_of, takes
 from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
 from mmspec.targets.batches import batches, join
 from mmspec.targets.fused import find_fused, fused
-from mmspec.targets.hooks import treats_alike
+from mmspec.targets.hooks import hooks_of_users, treats_alike
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.merged import merge_projections
-from mmspec.targets.mixers import mixers_in_turn, mixers_on_tree
-from mmspec.targets.model_state import state_of
+from mmspec.targets.mixers import closed_form, find_mixers, mixers_in_turn, mixers_on_tree
+from mmspec.targets.model_state import computation_of, state_of
 from mmspec.targets.model_target import ModelTarget
-from mmspec.targets.prefix import Prefix, PrefixCache, PromptIdentity, identify, rest_of
+from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify, part_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.targets.thinned import reading_only
@@ -133,6 +134,8 @@ class CausalTarget(ModelTarget[AnyState]):
     Attributes:
         vocabulary, device, grid, codebook, vector_size: see `Target`.
         prefix_cache: prefix cache of all batches; None, the default, for no cache.
+        prefill_tokens: largest number of prompt tokens of a forward pass; None, the default, for no limit.
+            An image with more tokens, and a prompt that `can_split` excludes, exceed it.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded speculatively; the message gives the reason.
@@ -150,6 +153,7 @@ class CausalTarget(ModelTarget[AnyState]):
         self.device = execution_device(model, model.get_input_embeddings())
         self.dtype: torch.dtype = model.dtype
         self.prefix_cache: PrefixCache | None = None
+        self.prefill_tokens: int | None = None
         self._decoder = decoder_of(model)
         self._cache_name = cache_name(model.forward, self._decoder.forward)
         self._takes_positions = takes(model, "position_ids")
@@ -194,7 +198,7 @@ class CausalTarget(ModelTarget[AnyState]):
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
     ) -> tuple[AnyState, PromptOutput]:
-        """Prefill the prompts, one forward pass each. Returns the state, and the logits [B, 1, V]."""
+        """Prefill the prompts one after another. Returns the state, and the logits [B, 1, V]."""
         return self.prefill_part(prompts, [None] * len(prompts), capacity, taps)
 
     def prefill_part(
@@ -205,6 +209,32 @@ class CausalTarget(ModelTarget[AnyState]):
         taps: Sequence[int] = (),
     ) -> tuple[CausalState, PromptOutput]:
         """Prefill only some places [K] of each prompt, each at its own position; None for all."""
+        return finish(self._chunked_prefill(prompts, places, capacity, taps))
+
+    def chunked_prefill(
+        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+    ) -> ChunkedPrefill[tuple[AnyState, PromptOutput]]:
+        is_replaced = getattr(self.prefill, "__func__", None) is not CausalTarget.prefill
+        if is_replaced or self.prefill_tokens is None:
+            return (yield from super().chunked_prefill(prompts, capacity, taps))
+        return (yield from self._chunked_prefill(prompts, [None] * len(prompts), capacity, taps))
+
+    @functools.cached_property
+    def can_split(self) -> bool:
+        """Whether prompts can be prefilled in chunks: all recurrent mixers have a closed form.
+
+        The others continue from a state token by token, which is slower than reading the prompt whole.
+        """
+        return all(closed_form(mixer) is not None for mixer in find_mixers(self.model))
+
+    def _chunked_prefill(
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        places: Sequence[Tensor | None],
+        capacity: int,
+        taps: Sequence[int],
+    ) -> ChunkedPrefill[tuple[CausalState, PromptOutput]]:
+        """Prefill the prompts in chunks of up to `prefill_tokens`; see `prefill_part`."""
         whole = [prompt["input_ids"].shape[1] for prompt in prompts]
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else self.cache_class
@@ -212,40 +242,54 @@ class CausalTarget(ModelTarget[AnyState]):
         cache.plan.reads_all = attends_by_kernel(self._decoder, self._plain, self.device)
         if cache.plan.reads_all:
             merge_projections(each.module for each in self._fused)
-        offsets, logits, tapped, cached_tokens = [], [], [], 0
-        known_prompts: list[PromptIdentity | None] = []
+        if isinstance(self.steps, CapturedForward):
+            self.steps.renew(computation_of(self.model, self._changing))
         model_state = None if self.prefix_cache is None else state_of(self.model, self._changing)
-        states = self._reader(taps)
+        # replies are stored without hidden states, with which heads could not use them
+        keeps_replies = self.prefix_cache is not None and not taps
+        state = CausalState(
+            cache=cache,
+            offset=torch.zeros(len(prompts), dtype=torch.long, device=self.device),
+            prompt_lengths=lengths,
+            hidden=self._reader(taps),
+            change=self._change,
+            additive=mask_dtype(self._decoder),
+            queries=torch.empty(0, 0, dtype=torch.float32, device=self.device),
+            starts=torch.tensor(lengths, device=self.device),
+        )
+        if isinstance(self.steps, CapturedForward):
+            self.steps.caches.lend(cache, state)
+        logits, tapped, cached_tokens = [], [], 0
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
-                cache.begin_prefill(row, lengths[row])
+                offset += whole[row] - lengths[row]
+                state.offset[row] = offset
+                state.change = min(state.change, self._change - offset)
                 identity = None
-                if model_state is not None and places[row] is None:
-                    identity = self._identify(prompt, inputs, offset, model_state)
-                known_prompts.append(identity)
-                with turned(self._changing), reading_only(self._decoder, places[row]):
-                    last, hidden, known = self._read_prompt(inputs, cache, row, taps, states, identity)
+                size = self._chunk_size(lengths[row])
+                if places[row] is None and (model_state is not None or size < lengths[row]):
+                    identity = self._identify(prompt, inputs, offset, model_state or 0)
+                if keeps_replies:
+                    state.prompts.append(None if model_state is None else identity)
+                memory = None if model_state is None else self.prefix_cache
+                how = taps, identity, memory, places[row], size
+                last, hidden, known = yield from self._read_prompt(inputs, state, row, *how)
                 logits.append(last)
                 tapped.append(hidden)
                 cached_tokens += known
-                offsets.append(offset + whole[row] - lengths[row])
         except BaseException:
-            states.close()
+            state.close()
             raise
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
-        shifts = torch.tensor(offsets, device=self.device)
-        change = self._change - max(0, *offsets)
-        nothing = torch.empty(0, 0, dtype=torch.float32, device=self.device)
-        starts = cache.lengths.clone()
-        additive = mask_dtype(self._decoder)
-        own = cache, shifts, lengths, states, change, additive, nothing, starts
-        # replies are stored without hidden states, with which heads could not use them
-        keeps_replies = self.prefix_cache is not None and not taps
-        state = CausalState(*own, prompts=known_prompts if keeps_replies else [])
-        if isinstance(self.steps, CapturedForward):
-            self.steps.caches.lend(cache, state)
         return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
+
+    def _chunk_size(self, length: int) -> int:
+        """Largest number of tokens of a forward pass of a prompt of this length."""
+        most = self.prefill_tokens
+        if most is None or length <= most or not self.can_split:
+            return length
+        return length if hooks_of_users(self.model) else most  # hooks may depend on the number of tokens
 
     def unread(
         self, kind: type[S], prompt_lengths: list[int], capacity: int, taps: Sequence[int], **fields: Any
@@ -325,59 +369,69 @@ class CausalTarget(ModelTarget[AnyState]):
 
     def _read_prompt(
         self,
-        inputs: Inputs,
-        cache: RaggedCache,
+        inputs: Keywords,
+        state: CausalState,
         row: int,
         taps: Sequence[int],
-        states: HiddenStates,
         prompt: PromptIdentity | None,
-    ) -> tuple[Tensor, dict[int, Tensor], int]:
+        memory: PrefixCache | None,
+        places: Tensor | None,
+        size: int,
+    ) -> ChunkedPrefill[tuple[Tensor, dict[int, Tensor], int]]:
         """Prefill the prompt of one row, except for its cached prefix and with its cached images.
 
-        Without a `prompt`, the prefix cache is neither read nor written.
+        Args:
+            inputs: the model's arguments.
+            state: of the batch.
+            row: of the batch.
+            taps: see `prefill`.
+            prompt: its identity; None to prefill it in one forward pass.
+            memory: prefix cache; None for none.
+            places: of the prompt, [K]; None for all.
+            size: largest number of tokens of a chunk.
 
         Returns:
             Logits [1, 1, V] after the prompt, its hidden states [1, L, d] by tap, and the number of cached
             tokens.
         """
-        memory = self.prefix_cache
-        if memory is None or prompt is None:
-            return self.forward(inputs, cache, keep=1, whole=bool(taps)), states.take(), 0
-        known = memory.find(prompt, taps, bool(cache.recurrent))
-        length = 0 if known is None else known.length
-        new_items = [item for item in prompt.items if item.start >= length]
-        rest: Keywords = dict(inputs) if known is None else dict(rest_of(inputs, prompt, length))
-        rest = memory.images.with_encoded(self.model, rest, new_items, inputs, prompt.state)
-        if known is None:
-            logits = self.forward(rest, cache, keep=1, whole=bool(taps))
-        else:
-            logits = self._read_rest(rest, known, cache, row, whole=bool(taps))
-        hidden = states.take()
+        cache, length = state.cache, state.prompt_lengths[row]
+        known = None
+        if memory is not None and prompt is not None:
+            known = memory.find(prompt, taps, bool(cache.recurrent))
+        start = 0 if known is None else known.length
+        read = [] if known is None else [known.taps]
         if known is not None:
-            hidden = {tap: torch.cat([known.taps[tap], hidden[tap]], 1) for tap in taps}
-        attended = cache.row_states(row, len(prompt.tokens))
-        memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
-        return logits, hidden, length
+            cache.begin_prefill(row, start)
+            cache.load(known.states)
+            for layer, before in zip(cache.recurrent, known.recurrent, strict=True):
+                layer.load(row, before)
+        for end in [length] if prompt is None else prompt.chunks(start, size):
+            yield end - start
+            chunk = inputs
+            if prompt is not None:
+                chunk = dict(part_of(inputs, prompt, start, end))
+                items = [item for item in prompt.items if start <= item.start < end]
+                if memory is not None:
+                    chunk = memory.images.with_encoded(self.model, chunk, items, inputs, prompt.state)
+            cache.begin_prefill(row, end - start, start)
+            state.hidden.begin()
+            with turned(self._changing), reading_only(self._decoder, places):
+                logits = self._read_chunk(chunk, cache, row, whole=bool(taps))
+            read.append(state.hidden.take())
+            start = end
+        hidden = {tap: joined([states[tap] for states in read]) for tap in taps}
+        if memory is not None and prompt is not None:
+            attended = cache.row_states(row, length)
+            memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
+        return logits, hidden, 0 if known is None else known.length
 
-    def _read_rest(self, rest: Keywords, known: Prefix, cache: RaggedCache, row: int, whole: bool) -> Tensor:
-        """Prefill the rest of a prompt after its cached prefix, scored as a chain in a separate cache.
-
-        Returns:
-            [1, 1, V] logits after it; all keys are in the row set by `begin_prefill`.
-        """
-        length = known.length + rest["input_ids"].shape[1]
-        alone = RaggedCache(self.config, 1, length, self.device)
-        alone.begin_prefill(0, known.length)
-        alone.load(known.states)
-        chain = Tree.chain(rest["input_ids"], DraftKind.POINT)
-        alone.begin_score(chain.nodes.slots, length - known.length)
-        mask = alone.attention_mask(chain.nodes, mask_dtype(self._decoder))
-        with alone.recurrent_from(known.recurrent), mixers_in_turn(self.model):
-            logits = self.forward({**rest, "attention_mask": mask}, alone, keep=1, whole=whole)
-        cache.load(alone.row_states(0, length))
-        for layer, read in zip(cache.recurrent, alone.recurrent, strict=True):
-            layer.load(row, read.committed)
-        return logits
+    def _read_chunk(self, inputs: Keywords, cache: RaggedCache, row: int, whole: bool) -> Tensor:
+        """Prefill the tokens that `begin_prefill` prepared. Returns the logits [1, 1, V] after them."""
+        if not cache.plan.start:  # plain causal attention is faster than a mask
+            return self.forward(inputs, cache, keep=1, whole=whole)
+        mask = cache.chunk_mask(mask_dtype(self._decoder))
+        with cache.recurrent_from(row), mixers_in_turn(self.model):
+            return self.forward({**inputs, "attention_mask": mask}, cache, keep=1, whole=whole)
 
     def remember(self, state: AnyState, outputs: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """Store the keys of replies in the prefix cache. Hidden states and recurrent states are not stored.
@@ -559,3 +613,8 @@ class CausalTarget(ModelTarget[AnyState]):
 def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Move tensors to a device; other values (images encoded by `generate`) are unchanged."""
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+
+
+def joined(states: Sequence[Tensor]) -> Tensor:
+    """Hidden states [1, L, d] of consecutive parts of a prompt."""
+    return states[0] if len(states) == 1 else torch.cat(tuple(states), 1)

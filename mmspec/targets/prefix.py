@@ -37,7 +37,7 @@ __all__ = [
     "identify",
     "is_causal",
     "media_of",
-    "rest_of",
+    "part_of",
 ]
 
 TOKENS = ("input_ids", "position_ids", "mm_token_type_ids")  # arguments [.., L], as long as the prompt
@@ -108,6 +108,15 @@ class PromptIdentity:
             if item.start < length < item.stop:
                 return item.start
         return length
+
+    def chunks(self, start: int, size: int) -> list[int]:
+        """Ends of chunks of up to `size` tokens, from `start` on. A longer image or clip is one chunk."""
+        ends, total = [], len(self.tokens)
+        while start < total:
+            end = self.cut(min(start + size, total))
+            start = end if end > start else next(each.stop for each in self.items if each.start == start)
+            ends.append(start)
+        return ends
 
     def followed_by(self, tokens: Sequence[int]) -> PromptIdentity:
         """The prompt followed by output tokens."""
@@ -415,17 +424,19 @@ def is_causal(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
     return known and not typed
 
 
-def rest_of(inputs: Inputs, prompt: PromptIdentity, length: int) -> dict[str, Tensor]:
-    """Arguments for the rest of a prompt: tokens, positions and images after the first `length` tokens."""
-    read: dict[str, int] = {}  # rows of each argument whose images are among those tokens
+def part_of(inputs: Inputs, prompt: PromptIdentity, start: int, stop: int) -> dict[str, Tensor]:
+    """Arguments for a part of a prompt: tokens, positions and images from `start` to `stop`."""
+    first: dict[str, int] = {}  # row of each argument after the images before `start`, and before `stop`
+    last: dict[str, int] = {}
     for item in prompt.items:
-        if item.stop <= length:
-            read |= {name: end for name, (_, end) in item.rows.items()}
-    rest = {
-        name: value[..., length:] if name in TOKENS else value[read.get(name, 0) :]
+        for rows, edge in ((first, start), (last, stop)):
+            if item.stop <= edge:
+                rows |= {name: end for name, (_, end) in item.rows.items()}
+    part = {
+        name: value[..., start:stop] if name in TOKENS else value[first.get(name, 0) : last.get(name, 0)]
         for name, value in inputs.items()
     }
-    return {name: value for name, value in rest.items() if len(value)}
+    return {name: value for name, value in part.items() if len(value)}
 
 
 def own_copy(tensor: Tensor) -> Tensor:

@@ -177,6 +177,7 @@ class CapturedForward:
         self._graphs: OrderedDict[Hashable, Captured | None] = OrderedDict()
         self._side: Side | None = None
         self._seen: Counter[Hashable] = Counter()
+        self._computation: int | None = None
         self.patience = PATIENCE if graphs_mode() == "auto" else 0
         self.caches = StaticCaches()
         self.rounds = RoundGraphs(type(model).__name__, 1 + self.patience)
@@ -187,6 +188,18 @@ class CapturedForward:
     def capture_at_once(self) -> None:
         """Capture each shape when it comes first."""
         self.patience, self.rounds.patience = 0, 1
+
+    def renew(self, computation: int) -> None:
+        """Drop all graphs if the model computes something else than when they were captured.
+
+        Args:
+            computation: see `computation_of`.
+        """
+        if computation != self._computation:
+            self._computation = computation
+            self._graphs.clear()
+            self._seen.clear()
+            self.rounds.clear()
 
     def __call__(
         self, inputs: Mapping[str, object], cache: RaggedCache, taps: HiddenStates | None = None

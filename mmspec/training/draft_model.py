@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.heads.model import HIDDEN
 from mmspec.methods.draft_model.distillation import HARD_LABELS, Distillation, DraftModelLoss
-from mmspec.methods.draft_model.drafter import DraftModelDrafter
+from mmspec.methods.draft_model.drafter import DraftModelDrafter, mask_token_of
 from mmspec.models.checkpoint import (
     check_same_tokenizer,
     check_source,
@@ -58,6 +58,7 @@ def train_draft_model(
     beta: float = 0.5,
     own_share: float = 0.5,
     new_tokens: int = 64,
+    parallel: int = 1,
     rate: float | None = None,
     max_length: int | None = None,
     regenerate: int = 0,
@@ -79,7 +80,8 @@ def train_draft_model(
         data: conversations, as a file or as rows; see `read_conversations`.
         start: the initial draft model: a folder or hub id, or "layers:k" for a copy of the target with k of
             its layers, half of them its first layers and half its last.
-        divergence, beta, own_share, new_tokens: see `Distillation`.
+        divergence, beta, own_share, new_tokens, parallel: see `Distillation`. The mask of a parallel draft
+            model is the initial model's `pard_token`, or else the last token of its vocabulary.
         rate: factor of the learning rates (AdamW: 1e-3, Muon: 2e-3). The default is 1 for layers of the
             target, and 0.05 for a trained model.
         max_length, regenerate, dtype, accumulate, log_dir: see `train_drafter`.
@@ -97,7 +99,9 @@ def train_draft_model(
         CheckpointError: one of the models cannot be read, or their tokenizers differ.
         UnsupportedModelError: the model cannot draft, or changes its logits after its output matrix.
     """
-    settings = Distillation(divergence, beta, own_share, new_tokens)
+    settings = Distillation(divergence, beta, own_share, new_tokens, parallel)
+    if parallel > 1 and own_share:
+        raise InputError("own_share", own_share, "must be 0 with parallel: it learns replies of the data")
     if rate is not None:
         require_number("rate", rate, 0.0, 100.0, "must be above 0 and at most 100", open_below=True)
     if not is_integer(frequent_tokens) or frequent_tokens < 0:
@@ -135,6 +139,10 @@ def train_draft_model(
     else:
         config, where = load_config(str(start), argument="start"), {"": accelerator.device}
         model = load_model(str(start), config, argument="start", dtype=torch.float32, device_map=where)
+    if parallel > 1:
+        known = mask_token_of(model.config)
+        model.config.pard_token = model.get_output_embeddings().out_features - 1 if known is None else known
+        model.config.spd_type = "pard"
     nn.Module.requires_grad_(model, False)
     for part in (model.get_decoder(), model.get_output_embeddings()):
         part.requires_grad_(True)
@@ -178,6 +186,7 @@ def train_draft_model(
             "beta": beta if divergence == "jsd" else None,
             "own-share": own_share,
             "new-tokens": new_tokens if own_share else None,
+            "parallel": parallel if parallel > 1 else None,
             "rate": rate,
             "max-length": max_length,
             "regenerate": regenerate or None,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils._device import _device_constructors
 
-from benchmarks.launches import MOVES, SCENARIOS, count_moves, count_rounds
+from benchmarks.launches import MOVES, RUNNING, SCENARIOS, count_moves, count_rounds, count_running
 from benchmarks.simulated_gpu import SimulatedGPU
 
 ROUNDS = 6
@@ -28,6 +28,15 @@ def test_a_row_that_enters_or_leaves_copies_one_row(name: str) -> None:
         moves = count_moves(MOVES[name], gpu)
     # a head has keys of its own, and every row some numbers besides
     assert all(1 <= counts["rows_copied"] < 2 for counts in moves.values())
+
+
+@pytest.mark.parametrize(("name", "most"), [("none", 52), ("EAGLE-3, 59 nodes", 140)])
+def test_a_request_enters_with_few_launches(name: str, most: int) -> None:
+    """Beside the forward pass over its prompt; those of EAGLE-3 include its head's."""
+    with SimulatedGPU() as gpu:
+        counts = count_running(RUNNING[name], gpu, compiled=True)
+    assert counts["enters"] <= most
+    assert counts["reads"] == 1
 
 
 def test_default_devices_act_after_a_simulation() -> None:

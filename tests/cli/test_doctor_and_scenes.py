@@ -8,7 +8,10 @@ from PIL import Image
 
 from mmspec.errors import CheckpointError
 from mmspec.evaluation.recommendation import LIST
+from mmspec.methods.dflash.export import write_head
 from mmspec.plugins import METHODS
+from mmspec.targets import CausalTarget
+from tests.methods.dflash_checks import head_for
 from tests.tiny_models import (
     tiny_llama,
     tiny_minimax,
@@ -104,7 +107,8 @@ def test_a_recommendation_names_published_heads_and_exact_methods(run, run_json,
     found = run_json("doctor", tmp_path / "Qwen3-8B")["recommended"]
     assert (found["accelerator"], found["drafter"]) == ("eagle3", "RedHatAI/Qwen3-8B-speculator.eagle3")
     assert found["others"] == [
-        "eagle3: AngelSlim/Qwen3-8B_eagle3", "dflash: z-lab/Qwen3-8B-DFlash-b16"
+        "eagle3: AngelSlim/Qwen3-8B_eagle3", "dflash: z-lab/Qwen3-8B-DFlash-b16",
+        "draft_model: amd/PARD-Qwen3-0.6B",
     ]  # fmt: skip
     assert "other heads" in run("doctor", tmp_path / "Qwen3-8B").stdout
     config.save_pretrained(tmp_path / "own-llama")
@@ -117,6 +121,30 @@ def test_a_recommendation_names_published_heads_and_exact_methods(run, run_json,
 
 def test_every_published_head_names_an_accelerator_and_its_source():
     heads = json.loads(LIST.read_text(encoding="utf-8"))["heads"]
-    assert all(set(head) == {"target", "accelerator", "drafter", "source"} for head in heads)
-    assert all(METHODS[head["accelerator"]].head for head in heads)
+    needed = {"target", "accelerator", "drafter", "source"}
+    assert all(needed <= set(head) <= needed | {"license", "date"} for head in heads)
+    assert all(METHODS[head["accelerator"]].needs for head in heads)
     assert len({(head["target"], head["drafter"]) for head in heads}) == len(heads)
+
+
+def test_a_head_is_checked_for_its_target_and_by_the_list(run, run_json, tmp_path):
+    """A folder with the name of a published head must hold that head, for that target."""
+    target = CausalTarget(tiny_llama())
+    target.config.architectures = ["LlamaForCausalLM"]
+    head = head_for(target, "dspark", mask_token=7)
+    folder, model = tmp_path / "LFM2.5-VL-3B-DSpark", tmp_path / "LFM2.5-VL-3B"
+    folder.mkdir()
+    write_head(head, "specforge", "a/target", target.config, folder)
+    target.config.save_pretrained(model)
+    found = run_json("doctor", model, "--head", folder)
+    assert found["ok"] and "dspark" in found["accelerators"]
+    assert found["listed"]["drafter"] == "LiquidAI/LFM2.5-VL-3B-DSpark"
+    target.config.save_pretrained(tmp_path / "other")
+    refused = run("doctor", tmp_path / "other", "--head", folder)
+    assert refused.exit_code == 1 and "must have the target" in " ".join(refused.stdout.split())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"gate_depth": 3}))
+    assert "gate_depth" in run("doctor", model, "--head", folder).stdout
+    (folder / "config.json").write_text(json.dumps(config))
+    tiny_llama(layers=3).config.save_pretrained(model)
+    assert "target of 3 layers" in " ".join(run("doctor", model, "--head", folder).stdout.split())

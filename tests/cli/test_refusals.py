@@ -125,6 +125,7 @@ ROWS = {
         ("serve --allow-url-domain=http://a.org/ --port 0", "--allow-url-domain"),
         ("serve --allow-origin=a.org --port 0", "--allow-origin"),
         ("serve {tiny} {tiny} --port 0 --accelerator none", "different folder names"),
+        ("serve {tiny} --compile --device cpu --port 0", "--compile must be off"),
         ("demo caption --port {taken}", "must be a free address"),
         ("demo generate --port {taken}", "must be a free address"),
         ("serve {class} --drafter {head} --accelerator sjd --port 0", "--drafter cannot be used with sjd"),

@@ -150,6 +150,12 @@ REGISTERED: dict[str, Build] = {
     "flash": with_head("flash"),
     "flash, blocks in a row": of_blocks,
     "dflash": lambda length, dtype: fitted("dflash", dtype, {"kind": "dflash", "block": length + 1}),
+    "dflash, two": lambda length, dtype: fitted(
+        "dflash", dtype, {"kind": "dflash, two", "block": length + 1}
+    ),
+    "dflash, lilicorr, sampled": lambda length, dtype: fitted(
+        "dflash", dtype, {"kind": "dflash, lilicorr", "block": length + 1}, tree="1x1", sampling="sampled"
+    ),
     "dflash, sampled": lambda length, dtype: fitted("dflash", dtype, tree="1x1x1", sampling="sampled"),
     "dspark": lambda length, dtype: fitted("dspark", dtype, {"kind": "dspark", "block": length}),
     "dspark, tree": of_chains,

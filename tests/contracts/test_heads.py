@@ -32,6 +32,8 @@ IN_A_ROW = {"num_draft_tokens": 9, "top_k": 2, "depth": 6, "block": 3}
 HEAD: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{kind: (kind, {}, {}) for kind in HEADS},
     "dspark": ("dspark", {}, SMALL),
+    "dflash, two": ("dflash", {"kind": "dflash, two"}, SMALL),
+    "dflash, lilicorr": ("dflash", {"kind": "dflash, lilicorr"}, SMALL),
     "eagle, static": ("eagle", {}, {"tree": "eagle"}),
     "eagle, chain": ("eagle", {}, {"num_draft_tokens": 3, "top_k": 1}),
     **{name: ("eagle", settings, SMALL) for name, settings in VISUAL.items() if settings},

@@ -29,6 +29,7 @@ from mmspec.core.sampling import Sampler
 from mmspec.core.verdict import Path
 from mmspec.kernels import Warping
 from mmspec.methods.cjd.drafter import CorrectedDrafter
+from mmspec.methods.dflash.drafter import DFlashDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.methods.zipar.drafter import StaircaseDrafter
 from mmspec.plugins import METHODS
@@ -37,6 +38,7 @@ from mmspec.trees.jacobi_session import JacobiSession
 from tests.contracts.running import FanOutTarget, decode
 from tests.contracts.test_drafters import HEADS, OF_PLACES, OF_VECTORS, REGISTERED
 from tests.methods import corrected_checks
+from tests.methods.dflash_checks import head_for
 from tests.tiny_models import tiny_lm_v8
 
 PROMPT, ROWS, LENGTH = (3, 1, 4), 600, 9
@@ -85,6 +87,12 @@ DRAFTS: dict[str, Callable[[], Drafter]] = {
     "eagle, static": lambda: head("eagle", "without_replacement", "eagle"),
     "eagle3": lambda: head("eagle3", "without_replacement", "2x2"),
     "dflash": lambda: head("dflash", "sampled", "1x1x1"),
+    "dflash, two": lambda: DFlashDrafter(
+        head_for(target_of(), "dflash, two"), tree="1x1x1", sampling="sampled"
+    ).fit(target_of()),
+    "dflash, lilicorr": lambda: DFlashDrafter(
+        head_for(target_of(), "dflash, lilicorr"), tree="1x1x1", sampling="sampled"
+    ).fit(target_of()),
     "dspark": lambda: head("dspark", "sampled", "3x1x1"),
     "medusa": lambda: head("medusa", "sampled", "2x2"),
     "hydra": lambda: head("hydra", "without_replacement", "2x2"),

@@ -133,6 +133,8 @@ def test_a_rule_that_is_not_exact_measures_what_it_does_at_the_places_it_judged(
     rule = rule_of(name, 6)
     bound = rule.promise.bound if rule.exactness == "bounded" else 1.0
     for drafter in (drafter for kind in kinds_of(name) for drafter in drafters_of(kind, 6)):
+        if not is_sound(type(rule), drafter):
+            continue
         run = decode(toy_target(), [(1, 2)] * 50, drafter, rule, Sampler(1.0), max_new_tokens=8)
         assert 0 < run.stats.tv_places <= sum(run.stats.drafted)
         assert 0 < run.stats.tv_max <= bound + 1e-6

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from benchmarks.simulated_gpu import SimulatedGPU
-from mmspec.core.cache import RaggedLayer
+from mmspec.core import cache, loop
+from mmspec.core.cache import RaggedCache
 from mmspec.core.graphs import graphs_mode
 from mmspec.errors import InputError
 from mmspec.pipelines import ImagePipeline
 from mmspec.pipelines.running_batch import RunningBatch
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
-from mmspec.targets import CausalTarget
+from mmspec.targets import CausalTarget, steps
 from tests.methods import eagle_checks
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
@@ -65,11 +66,12 @@ def test_requests_that_join_and_leave_share_graphs(accelerator: str) -> None:
     with SimulatedGPU() as gpu:
         pipe = text_pipe(accelerator).compile(())
         with pipe.running_batch(rows=4) as batch:
-            assert decode(batch, REQUESTS, 4) == expected
+            for _ in range(3):  # sizes grow in the first, and kinds of the second are captured in the third
+                assert decode(batch, REQUESTS, 4) == expected
             gpu.take()
             assert decode(batch, REQUESTS, 4) == expected
             counts, stats = gpu.take(), batch.stats
-    assert sum(stats.new_tokens) == 2 * sum(map(len, expected))
+    assert sum(stats.new_tokens) == 4 * sum(map(len, expected))
     assert counts.replays > 20
     if accelerator != "copy":  # whose drafts have many sizes
         assert counts.captures == 0
@@ -97,7 +99,7 @@ def test_images_that_join_and_leave_share_graphs(coupling: str) -> None:
 def test_a_slot_that_keeps_its_old_row_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = text_pipe("none")
     expected = [pipe(**request).tokens[0] for request in REQUESTS]
-    monkeypatch.setattr(RaggedLayer, "write", lambda *_: None)
+    monkeypatch.setattr(RaggedCache, "_write", lambda *_: None)
     with SimulatedGPU():
         pipe = text_pipe("none").compile(())
         with pipe.running_batch(rows=4) as batch:
@@ -155,6 +157,90 @@ def test_a_batch_that_captures_at_first_captures_nothing_later() -> None:
                 batch.step()
             assert decode(batch, requests, 4) == expected
             assert gpu.take().captures == 0
+
+
+def test_a_second_long_request_captures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers grow to powers of two, and stay: two captures for each, here of 32, 64, 128 and 256 places."""
+    monkeypatch.setattr(steps, "LEAST_CAPACITY", 32)
+    monkeypatch.setattr(cache, "CAPACITY_BLOCK", 32)
+    monkeypatch.setattr(loop, "PREALLOCATED_TOKENS", 8)
+    long = {"prompt": "a b c", "max_new_tokens": 200, "temperature": 0.7, "seed": 1}
+    expected = text_pipe("none")(**long).tokens[0]
+    with SimulatedGPU() as gpu:
+        pipe = text_pipe("none").compile(())
+        with pipe.running_batch(rows=2) as batch:
+            assert decode(batch, [REQUESTS[1], long], 1)[1] == expected
+            assert 4 <= gpu.take().captures <= 10
+            assert decode(batch, [long, REQUESTS[1], long], 1)[::2] == [expected] * 2
+            assert gpu.take().captures == 0
+
+
+@pytest.mark.parametrize(("accelerator", "ahead"), [("none", 1), ("eagle", 1), ("copy", 0)])
+def test_a_round_runs_while_the_host_reads_the_one_before(accelerator: str, ahead: int) -> None:
+    """No round waits for the host, but those of drafts that the host makes, and after a change of rows."""
+    with SimulatedGPU(), text_pipe(accelerator).compile(()).running_batch(rows=4) as batch:
+        for request in REQUESTS[:2]:
+            batch.enter(**request)
+        for _ in range(3):
+            batch.step()
+            assert batch._of_batch.canvas.unread == ahead
+        batch.enter(**REQUESTS[4])
+        assert batch._of_batch.canvas.unread == 0
+
+
+def push(module: Any, args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output + torch.linspace(-3, 3, output.shape[-1], dtype=output.dtype, device=output.device)
+
+
+def test_hooks_that_are_set_after_the_capture_act() -> None:
+    pipe = text_pipe("none")
+    expected = pipe(**REQUESTS[0]).tokens
+    with hooked(pipe.model):
+        pushed = pipe(**REQUESTS[0]).tokens
+    assert pushed != expected
+    with SimulatedGPU() as gpu:
+        pipe = text_pipe("none").compile()
+        assert pipe(**REQUESTS[0]).tokens == expected
+        with hooked(pipe.model):
+            assert pipe(**REQUESTS[0]).tokens == pushed
+            assert gpu.take().captures > 0
+            assert pipe(**REQUESTS[0]).tokens == pushed
+            assert gpu.take().captures == 0
+        assert pipe(**REQUESTS[0]).tokens == expected
+
+
+def hooked(model: Any) -> Any:
+    return model.get_decoder().layers[0].mlp.register_forward_hook(push)
+
+
+def test_a_switched_adapter_acts() -> None:
+    peft = pytest.importorskip("peft")
+
+    def adapted() -> tuple[VisionLanguagePipeline, Any]:
+        pipe = text_pipe("none")
+        config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            wrapped = peft.get_peft_model(pipe.model, config, "one").eval()
+            wrapped.add_adapter("two", config)
+        for parameter in wrapped.parameters():
+            parameter.requires_grad_(False)
+            if parameter.shape[0] == 4 or parameter.shape[-1] == 4:
+                parameter.mul_(20)
+        return pipe, wrapped
+
+    def answers(pipe: VisionLanguagePipeline, wrapped: Any) -> list[Any]:
+        found = []
+        for name in ("one", "two", "one"):
+            wrapped.set_adapter(name)
+            found.append(pipe(**REQUESTS[0]).tokens)
+        return found
+
+    expected = answers(*adapted())
+    assert expected[0] != expected[1]
+    with SimulatedGPU():
+        pipe, wrapped = adapted()
+        assert answers(pipe.compile(), wrapped) == expected
 
 
 @pytest.mark.parametrize("mode, captures", [("auto", True), ("compile", False), ("off", False)])

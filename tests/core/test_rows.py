@@ -98,7 +98,8 @@ def feed(canvas: Canvas, tokens: list[list[int]]) -> list[list[int]]:
     draft = Tree.chain(torch.cat([canvas.root[:, None], values[:, :-1]], 1), DraftKind.POINT)
     last = torch.full((len(values),), values.shape[1] - 1)
     path = Path.at(draft, last, values[:, -1])
-    canvas.submit(draft, path, Measured.nothing(canvas.active))
+    canvas.reserve(max(canvas.length_bounds) + draft.reach)
+    canvas.send(canvas.write(draft, path, Measured.nothing(canvas.active)), draft.reach, "tv")
     return canvas.read().tokens
 
 

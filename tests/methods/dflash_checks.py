@@ -25,11 +25,22 @@ KINDS: dict[str, dict[str, Any]] = {
         "rotary": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
         | {"partial_rotary_factor": 0.5},
     },
+    "dflash, three axes": {"block": 5, "mrope_section": [1, 1, 2], "sliding_window": 9},
+    "dflash, two": {"block": 5, "conv_taps": 2, "conv_group": 8, "selector_rank": 6, "candidates": 7}
+    | {"logit_scale": 0.7, "logit_cap": 3.0, "embedding_scale": 1.3},
+    "dflash, lilicorr": {"block": 5, "candidates": 7, "lattice_layers": 2, "lattice_width": 24}
+    | {"lattice_heads": 4, "lattice_factors": 10, "conv_taps": 3},
     "dspark": {"block": 4},
     "dspark, gated": {"block": 4, "markov": "gated"},
     "dspark, rnn": {"block": 4, "markov": "rnn"},
     "dspark, domino": {"block": 4, "markov": "domino", "memory": 5, "plain_slots": 1, "confidence": False},
 }
+
+#: Kinds and families of targets with images.
+WITH_IMAGES = [
+    *((kind, "qwen2_5_vl" if "axes" in kind else "llava") for kind in KINDS),
+    ("dspark", "qwen2_5_vl"),
+]
 
 
 def head_for(target: CausalTarget, kind: str = "dflash", seed: int = 3, **settings: Any) -> DFlashHead:
@@ -66,4 +77,9 @@ def alone(head: DFlashHead, target: Any, prompt: dict[str, Any], tokens: Sequenc
     read = target.read([whole], tuple(head.taps))
     context = head.join([read[tap] for tap in head.taps])
     block = head.slots(ids[:, -1], target.embed)
-    return naive_block(head, context[0], block[0])
+    places = None
+    if head.config.mrope_section is not None:
+        known, offset = target.positions(whole)
+        ahead = known.shape[-1] + offset + torch.arange(block.shape[1])
+        places = torch.cat([known.flatten(0, -2).expand(3, -1), ahead.expand(3, -1)], 1)
+    return naive_block(head, context[0], block[0], places)

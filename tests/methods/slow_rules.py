@@ -99,6 +99,15 @@ def ranked_groups(p: Distribution, q: Distribution, size: int) -> list[float]:
     return ratios
 
 
+def deferred(natives: list[bool], entropies: list[float], window: int, threshold: float) -> int:
+    """Tokens that FLy accepts, given which the exact rule accepts and the target's entropies before them."""
+    for place, native in enumerate(natives):
+        following = natives[place + 1 : place + 1 + window]
+        if not native and not (entropies[place] >= threshold and len(following) == window and all(following)):
+            return place
+    return len(natives)
+
+
 def joint_runs(p_x: Distribution, q_x: Distribution, u: Sequence[float], confidence: float) -> int:
     """SJD-SV in the interpretation of mmspec: return the number of accepted tokens of a chain."""
     accepted = 0

@@ -21,7 +21,7 @@ from mmspec.methods.dflash.head import DFlashHead
 from mmspec.models.official_files import replace_prefix
 from mmspec.targets import CausalTarget
 from tests.contracts.running import decode, generate, random_prompts
-from tests.methods.dflash_checks import KINDS, alone, drafter_for, head_for
+from tests.methods.dflash_checks import WITH_IMAGES, alone, drafter_for, head_for
 from tests.methods.eagle_checks import Gullible
 from tests.methods.flash_checks import answer, inputs_of, target_of
 from tests.tiny_models import tiny_llama
@@ -29,7 +29,7 @@ from tests.tiny_models import tiny_llama
 PROMPTS = [random_prompts(1, shortest=n, longest=n, seed=n)[0] for n in (1, 5, 20)]
 
 
-@pytest.mark.parametrize(("kind", "family"), [*((kind, "llava") for kind in KINDS), ("dspark", "qwen2_5_vl")])
+@pytest.mark.parametrize(("kind", "family"), WITH_IMAGES)
 @pytest.mark.every(2)
 def test_blocks_are_those_of_each_row_alone(kind: str, family: str) -> None:
     """Ragged prompts with images and accepted paths, in float64, compared with blocks without a cache."""

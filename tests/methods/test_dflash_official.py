@@ -165,8 +165,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "swa_window ": ({}, {"swa_window": 4}),
     "shift_label": ({}, {"shift_label": True}),
     "num_sink_tokens": ({}, {"num_sink_tokens": 4}),
-    "final_logit_softcapping": ({"final_logit_softcapping": 30.0}, {}),
-    "is_neox_style": ({"is_neox_style": False}, {}),
+    "final_logit_softcap_": ({"final_logit_softcap_": 30.0}, {}),
     "mlp_bias": ({"mlp_bias": True}, {}),
     "sliding_window must be a number of tokens, .*; got None": ({}, {"use_swa": True}),
     "use_sliding_window must be true, as layer_types .*; got False": (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.pipelines.response_format import grammar_processor, grammar_source
 from mmspec.plugins import RULES
 from mmspec.targets import CausalTarget
+from mmspec.trees.pacing import PacedDrafter
 from tests.methods.eagle_checks import head_for
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import tiny_llama
@@ -218,6 +220,34 @@ def test_rows_of_a_running_batch_keep_their_grammars(model: Any, drafters: Any) 
                 if update.output is not None:
                     outputs[update.handle] = update.output
     assert [outputs[handle].tokens for handle in sorted(outputs)] == [each.tokens for each in alone]
+
+
+def test_rounds_with_certain_tokens_are_not_the_cost_of_plain_ones(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A clock that forward passes advance, by the nodes of a row: a plain round has one."""
+    now, widths, score = [0.0], list[int](), CausalTarget.score
+
+    def timed(target: CausalTarget, state: Any, draft: Any) -> Any:
+        widths.append(draft.valid.shape[1])
+        now[0] += widths[-1]
+        return score(target, state, draft)
+
+    monkeypatch.setattr(CausalTarget, "score", timed)
+    monkeypatch.setattr("mmspec.accelerator.PacedDrafter", partial(PacedDrafter, clock=lambda: now[0]))
+    form = {"type": "regex", "regex": "([a-c]{9}there there there ){6}"}
+    pipe = VisionLanguagePipeline(model, TOKENIZER, "none")
+    pipe.set_accelerator("copy", length="cost")
+    with pipe.running_batch(rows=1) as batch:
+        for seed in range(3):
+            more: Any = {**RAW, "max_new_tokens": 150, "temperature": 2.0, "seed": seed}
+            batch.enter(PROMPTS[0], response_format=form, eos_token_id=END, **more)
+            while batch.handles:
+                batch.step()
+    (policy,) = pipe.accelerator.costs.values()
+    assert policy.cost.is_measured(0)
+    assert set(policy.cost.seconds[0]) == {1.0}
+    assert sum(width > 3 for width in widths) > 20, "certain tokens were added"
 
 
 def test_a_grammar_needs_the_host_and_no_call_for_each_node() -> None:

@@ -8,7 +8,7 @@ import io
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import openai
@@ -73,13 +73,14 @@ def running(
     api_key: str | None = None,
     pipelines: dict | None = None,
     origins: tuple[str, ...] = (),
+    adapters: Sequence[str] = (),
     **limits: object,
 ) -> Iterator[Server]:
     """Run a server of reference models, or of the pipelines that are passed."""
     metrics, limited = Metrics(), ServerLimits(**limits)
     pipelines = pipelines or {name: spare(name) for name in names}
     engines = {
-        name: Engine(name, pipe, rows, limited.max_waiting, metrics.of_model(name))
+        name: Engine(name, pipe, rows, limited.max_waiting, metrics.of_model(name), adapters)
         for name, pipe in pipelines.items()
     }
     app = create_app(list(engines.values()), metrics, limited, api_key, origins)

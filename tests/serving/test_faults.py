@@ -116,9 +116,12 @@ def test_a_worker_that_dies_answers_everyone_and_is_reported(monkeypatch, part):
             pass  # the pipeline is free again
 
 
-def test_rows_without_memory_end_alone_within_their_streams(monkeypatch):
-    """A row that runs out of memory in its prefill: the others' streams continue, unchanged."""
+@pytest.mark.parametrize("chunk", [None, 8])
+def test_rows_without_memory_end_alone_within_their_streams(monkeypatch, chunk):
+    """A row that runs out of memory in its prefill gets a status; the others' streams continue, unchanged."""
     pipe = load("scenes-llava")
+    if chunk is not None:
+        pipe.enable_chunked_prefill(chunk)
     with running(pipelines={"scenes-llava": pipe}, rows=4) as server:
 
         def stream(server, seed: int) -> str:
@@ -131,16 +134,16 @@ def test_rows_without_memory_end_alone_within_their_streams(monkeypatch):
             return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
         alone = [stream(server, seed) for seed in range(8)]
-        own, count = pipe.target.prefill, itertools.count()
+        own, count = pipe.target._read_chunk, itertools.count()
 
         def allocate(*arguments, **keywords):
-            if next(count) % 4 == 2:
+            if next(count) in (2, 6):
                 raise torch.OutOfMemoryError("CUDA out of memory")
             return own(*arguments, **keywords)
 
-        monkeypatch.setattr(pipe.target, "prefill", allocate)
+        monkeypatch.setattr(pipe.target, "_read_chunk", allocate)
         answers = together(server, range(8), stream)
-        assert answers.count("503") == 2
+        assert answers.count("503") == 2 and next(count) >= (8 if chunk is None else 12)
         assert all(answer in ("503", one) for answer, one in zip(answers, alone, strict=True))
 
 

@@ -1,6 +1,10 @@
 """Fields of requests of OpenAI, vLLM and SGLang: supported, ignored by name, or refused by name."""
 
+from typing import get_args
+
 import pytest
+from openai.types.chat import completion_create_params
+from openai.types.shared_params import ReasoningEffort
 from pydantic import ValidationError
 
 from mmspec.call_fields import CHAT_NAMES, SAME_IN_REQUESTS
@@ -61,7 +65,13 @@ def test_no_field_is_taken_without_a_meaning():
         assert {param(model, {**body, name: "any"}) for name in model.ignored} <= {None}
         assert param(model, {**body, "not_a_field": 1}) == "not_a_field"
         free = {"model", "negative_prompt", "prompt"}  # any text, and in the next line any object
-        free |= {"chat_template_kwargs", "response_format", "structured_outputs"}
+        free |= {
+            "chat_template_kwargs",
+            "response_format",
+            "structured_outputs",
+            "guided_json",
+            "json_schema",
+        }
         for name in set(model.model_fields) - free:
             assert param(model, {**body, name: {"wrong": object()}}) is not None
 
@@ -72,6 +82,27 @@ def test_chats_name_the_fields_of_pipelines_as_the_table_says():
     same = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
     same |= {"presence_penalty", "frequency_penalty"}
     assert fields & set(SAME_IN_REQUESTS) == same
+
+
+#: Why OpenAI's fields of chats are refused, as docs/reference/request-fields.md says.
+REFUSED = {
+    "audio": "no model of this server speaks",
+    "web_search_options": "it searches no web",
+    "moderation": "it moderates nothing",
+    "functions": "tools",
+    "function_call": "tool_choice",
+}
+
+
+def test_every_field_of_openai_has_a_meaning_or_a_reason():
+    fields = set(completion_create_params.CompletionCreateParamsBase.__annotations__) | {"stream"}
+    known = set(ChatRequest.model_fields) | ChatRequest.ignored
+    # of `modalities`, text alone
+    assert fields - known == {*REFUSED, "modalities"}
+    for name, new in {"functions": "tools", "function_call": "tool_choice"}.items():
+        assert ChatRequest.replaced[name] == REFUSED[name] == new
+    efforts = {effort for effort in get_args(get_args(ReasoningEffort)[0])}
+    assert efforts <= set(get_args(get_args(ChatRequest.model_fields["reasoning_effort"].annotation)[0]))
 
 
 PART = {"type": "text", "text": "a"}
@@ -260,7 +291,10 @@ WRONG = [
     ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
     ({"stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
     ({"stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
-    ({"guided_json": {"type": "object"}}, "guided_json"),
+    ({"guided_json": 3}, "guided_json"),
+    ({"stop_regex": "a"}, "stop_regex"),
+    ({"verbosity": "low"}, "verbosity"),
+    ({"verbosity": "none"}, "verbosity"),
     ({"presence_penalty": False}, "presence_penalty"),  # equal to 0, and no number
     ({"max_new_token": 3}, "max_new_token"),
 ]
@@ -271,7 +305,7 @@ def test_values_that_cannot_be_used_are_refused_by_name(server):
         status, got = answer(server, **body)
         assert (status, got["error"]["param"]) == (400, name), body
         assert name in got["error"]["message"] and len(got["error"]["message"]) < 400
-    codes = {"unknown_parameter": {"max_new_token": 3}, "unsupported_parameter": {"guided_json": {}}}
+    codes = {"unknown_parameter": {"max_new_token": 3}, "unsupported_parameter": {"stop_regex": "a"}}
     for code, body in codes.items():
         assert answer(server, **body)[1]["error"]["code"] == code
     for old, new in {"functions": "tools", "function_call": "tool_choice"}.items():

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.serving_memory import memory_after
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.serve import load_engine, remember_prompts
 from mmspec.pipelines import MMSpecPipeline
@@ -111,6 +112,18 @@ def test_n_choices_prefill_their_prompt_once(pipe, scene_url, monkeypatch):
     assert alone[0].choices[0].message.content == answer.choices[0].message.content
 
 
+def test_repeated_prompts_are_prefilled_once(pipe):
+    with running(pipelines={"scenes-llava": pipe}) as server:
+        prompts = [" ".join(["red ring"] * 12)] * 3
+        create = server.client.completions.create
+        answer = create(model="scenes-llava", prompt=prompts, n=2, max_tokens=4, temperature=1.0, seed=1)
+        found = metrics_of(server)
+    assert len(answer.choices) == 6
+    length = answer.usage.prompt_tokens // 3
+    assert found["vllm:prompt_tokens_total"] == 6 * length
+    assert found["vllm:prefix_cache_hits_total"] == 5 * (length - 1)
+
+
 def test_times_are_counted(pipe, scene_url):
 
     def one(text: str) -> int:
@@ -152,6 +165,14 @@ def test_models_without_a_prefix_cache_are_served_without():
     pipe = MMSpecPipeline.from_pretrained("assets/scenes-llamagen", accelerator="none")
     remember_prompts(pipe, None)
     assert pipe.target.prefix_cache is None
+
+
+@pytest.mark.slow
+def test_memory_is_bounded_over_mixed_requests():
+    """More prompts than the cache holds, with images, schemas, tools, logprobs and cancelled requests."""
+    pytest.importorskip("llguidance")
+    sizes = memory_after(600)
+    assert sizes[-1] <= 1.05 * sizes[2], sizes
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Answers of a format, compared with those of the pipeline; OpenAI's client parses them."""
 
+import json
 import sys
 from typing import Literal
 
@@ -70,6 +71,40 @@ def test_the_formats_of_vllm_act_in_both_routes(server, outputs):
     assert server.chat(PROMPT, max_tokens=40).choices[0].message.content != chat
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "same"),
+    [
+        ("guided_json", SCHEMA, {"json": SCHEMA}),
+        ("guided_regex", "(red|there)[0-9]{3}", {"regex": "(red|there)[0-9]{3}"}),
+        ("guided_choice", ["the red star", "a"], {"choice": ["the red star", "a"]}),
+        ("guided_grammar", 'root ::= "the" "re"', {"grammar": 'root ::= "the" "re"'}),
+        ("json_schema", json.dumps(SCHEMA), {"json": SCHEMA}),
+        ("regex", "the[0-9]{3}", {"regex": "the[0-9]{3}"}),
+        ("ebnf", 'root ::= "the" "re"', {"grammar": 'root ::= "the" "re"'}),
+    ],
+)
+def test_older_spellings_mean_the_same(server, field, value, same):
+    said = [
+        server.chat(PROMPT, max_tokens=40, extra_body=body).choices[0].message.content
+        for body in ({field: value}, {"structured_outputs": same}, {})
+    ]
+    assert said[0] == said[1] != said[2]
+
+
+def test_the_tokenizer_of_grammars_is_built_before_the_first_request(monkeypatch):
+    import llguidance.hf
+
+    built, build = [], llguidance.hf.from_tokenizer
+    monkeypatch.setattr(
+        llguidance.hf, "from_tokenizer", lambda *args, **how: built.append(1) or build(*args, **how)
+    )
+    with running(pipelines={"tiny": tiny()}) as one:
+        assert built == [1]
+        body = {"messages": MESSAGES, "max_tokens": 4, "response_format": {"type": "json_object"}}
+        assert post(one, body)[0] == 200
+    assert built == [1]
+
+
 WRONG = [
     ({"response_format": {"type": "yaml"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
@@ -91,6 +126,11 @@ WRONG = [
     ),
     ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ({"response_format": "json"}, "response_format"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"regex": "("}, "regex"),
+    ({"regex": "a", "guided_json": SCHEMA}, "regex"),
+    ({"response_format": {"type": "text"}, "guided_choice": []}, "guided_choice"),
 ]
 
 

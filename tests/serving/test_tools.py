@@ -29,7 +29,8 @@ TEXTS = TEMPLATE.replace("{{ ARGUMENTS }}", "{{ ': ' + call.function.arguments +
 TOWNS = {"type": "object", "properties": {"town": {"enum": ["Bath", "Zürich"]}}, "required": ["town"],
          "additionalProperties": False}  # fmt: skip
 TOOL = {"type": "function", "function": {"name": "weather", "description": "<|end|>", "parameters": TOWNS}}
-CLOCK = {"type": "function", "function": {"name": "clock", "strict": True, "parameters": TOWNS}}
+CLOCK = {"type": "function", "function": {"name": "clock", "strict": False, "parameters": TOWNS}}
+STRICT = {"type": "function", "function": {"name": "clock", "strict": True, "parameters": TOWNS}}
 ASKED = [{"role": "user", "content": "Is it warm?"}]
 BATH, ZURICH = '{"town": "Bath"}', '{ "town":"Zürich" }'
 
@@ -70,7 +71,8 @@ def scripted(form, template=OBJECTS, *, special=True, reasoning=True):
     if special:
         tokenizer.add_tokens([AddedToken(one, special=True) for one in known], special_tokens=True)
     template = template if reasoning else template.replace("think>", "hint>")
-    tokenizer.chat_template = f"{template}{{# {' '.join(known)} #}}"
+    elements = "<function=" if TOOL_FORMATS[form].is_xml else ""
+    tokenizer.chat_template = f"{template}{{# {' '.join(known)} {elements} #}}"
     model = tiny_llama(vocab=320)
     model.config.max_position_embeddings = 4096
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -106,8 +108,15 @@ def whole_and_streamed(server, **what):
 def written(form, *calls):
     """Calls as a model writes them."""
     known = TOOL_FORMATS[form]
-    texts = [known.start % name + arguments + known.end for name, arguments in calls]
+    texts = [known.start % name + arguments_of(known, arguments) + known.end for name, arguments in calls]
     return known.prefix + known.between.join(texts) + known.suffix
+
+
+def arguments_of(known, text):
+    if not known.is_xml:
+        return text
+    members = json.loads(text).items()
+    return "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in members)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +125,7 @@ def written(form, *calls):
 def test_calls_reach_the_client_and_results_the_model(form, special):
     pipe = scripted(form, special=special)
     with running(pipelines={"tiny": pipe}) as server:
-        calls = [["weather", BATH], ["clock", ZURICH]]
+        calls = [["weather", BATH], ["clock", BATH if TOOL_FORMATS[form].is_xml else ZURICH]]
         opening = "" if TOOL_FORMATS[form].is_bare else "I look.\n"
         pipe.script.text = opening + written(form, *calls)
         message, reason = whole_and_streamed(server, tools=[TOOL, CLOCK])
@@ -265,7 +274,7 @@ def test_a_call_can_be_forced(form, choice):
         with server.client.chat.completions.stream(
             model="tiny",
             messages=ASKED,
-            tools=[CLOCK],
+            tools=[STRICT],
             tool_choice=choice,
             max_tokens=200,
             temperature=0,
@@ -285,6 +294,60 @@ def test_a_forced_call_follows_reasoning(hermes):
     assert [one.function.name for one in message.tool_calls] == ["clock"]
 
 
+@pytest.mark.parametrize(
+    ("form", "special"),
+    [*((form, True) for form in TOOL_FORMATS), ("hermes", False), ("qwen3_coder", False)],
+)
+def test_a_call_that_the_model_begins_is_held_to_a_strict_schema(form, special):
+    """The script begins a call with a wrong town; the text before and after it stays as it is."""
+    pytest.importorskip("llguidance")
+    pipe = scripted(form, special=special, reasoning=False)
+    known = TOOL_FORMATS[form]
+    mark = "" if (known.prefix or known.start).startswith(known.marks[0]) else known.marks[0]
+    free = "I look: {a} <b>.\n"
+    with running(pipelines={"tiny": pipe}) as server:
+        pipe.script.text = free + mark + written(form, ["clock", '{"town": "Rome"}'])
+        loose, _ = whole_and_streamed(server, tools=[CLOCK])
+        assert json.loads(loose.tool_calls[0].function.arguments) == {"town": "Rome"}
+        strict, reason = whole_and_streamed(server, tools=[STRICT])
+        (call,) = strict.tool_calls
+        assert json.loads(call.function.arguments)["town"] in ("Bath", "Zürich")
+        assert strict.content.startswith(free.strip()) and reason == "tool_calls"
+        pipe.script.text = free + "No call."
+        message, reason = whole_and_streamed(server, tools=[STRICT])
+        assert (message.content, message.tool_calls, reason) == (pipe.script.text, None, "stop")
+        pipe.script.text = free + mark + written(form, ["sun", '{"town": "Rome"}'])
+        assert [one.function.name for one in whole_and_streamed(server, tools=[STRICT])[0].tool_calls] == [
+            "clock"
+        ]
+
+
+def test_a_response_format_holds_for_answers_without_a_call():
+    pytest.importorskip("llguidance")
+    pipe = scripted("hermes", reasoning=False)
+    number = {"type": "object", "properties": {"n": {"enum": [3, 5]}}, "required": ["n"],
+              "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": number}}
+    with running(pipelines={"tiny": pipe}) as server:
+        what = {"tools": [TOOL], "response_format": form}
+        pipe.script.text = "Hello"
+        message, reason = whole_and_streamed(server, **what, temperature=1.0, seed=1)
+        if message.tool_calls is None:
+            assert json.loads(message.content)["n"] in (3, 5) and reason == "stop"
+        pipe.script.text = '{"n": 5}'
+        message, reason = whole_and_streamed(server, **what)
+        assert (message.content, message.tool_calls, reason) == ('{"n": 5}', None, "stop")
+        pipe.script.text = written("hermes", ["weather", BATH])
+        message, reason = whole_and_streamed(server, **what)
+        assert (message.content, reason) == (None, "tool_calls")
+        assert message.tool_calls[0].function.arguments == BATH
+        with pytest.raises(openai.BadRequestError, match="must be JSON of a schema") as error:
+            server.client.chat.completions.create(
+                model="tiny", messages=ASKED, tools=[TOOL], response_format={"type": "regex", "regex": "a"}
+            )
+        assert error.value.param == "response_format"
+
+
 def test_tools_without_a_parser_are_refused_by_name():
     pipe = scripted("hermes", special=False)
     pipe.tokenizer.chat_template = OBJECTS
@@ -295,12 +358,10 @@ def test_tools_without_a_parser_are_refused_by_name():
             server.client.chat.completions.create(model="tiny", messages=ASKED, tools=[TOOL])
         assert error.value.param == "tools"
     pipe.tokenizer.chat_template += "{# <tool_call> #}"
-    with running(pipelines={"tiny": pipe}) as server:
-        with pytest.raises(openai.BadRequestError, match="cannot be combined with tools"):
-            server.client.chat.completions.create(
-                model="tiny", messages=ASKED, tools=[TOOL], response_format={"type": "json_object"}
-            )
-        with pytest.raises(openai.BadRequestError, match="names of variables|not read by") as error:
-            server.client.chat.completions.create(
-                model="tiny", messages=ASKED, extra_body={"chat_template_kwargs": {"documents": "a"}}
-            )
+    with (
+        running(pipelines={"tiny": pipe}) as server,
+        pytest.raises(openai.BadRequestError, match="names of variables|not read by"),
+    ):
+        server.client.chat.completions.create(
+            model="tiny", messages=ASKED, extra_body={"chat_template_kwargs": {"documents": "a"}}
+        )

@@ -19,6 +19,21 @@ CLOSE = "</tool_call>"
 B, E, SEP = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>"
 BB, EE = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 
+TOOLS = {name: {} for name in NAMES} | {
+    "add": {
+        "properties": {
+            "a": {"type": "integer"}, "b": {"type": ["string", "null"]}, "c": {"type": "string"},
+            "d": {"anyOf": [{"type": "object"}, {"type": "boolean"}]},
+        }
+    }
+}  # fmt: skip
+
+
+def xml(name, **values):
+    elements = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+    return f"<tool_call>\n<function={name}>\n{elements}</function>\n{CLOSE}"
+
+
 #: Of each format: texts of an answer, its content and its calls.
 GOOD = [
     ("hermes", f'<tool_call>\n{{"name": "get_weather", "arguments": {TOWN}}}\n{CLOSE}', "",
@@ -45,6 +60,13 @@ GOOD = [
     ("deepseek_v31", f"I look.{BB}{B}get_weather{SEP}{TOWN}{E}{B}function{SEP}{{}}{E}{EE}", "I look.",
      [("get_weather", TOWN), ("function", "{}")]),
     ("deepseek_v3", f"{B}function{SEP}add\n```json\n{SUM}\n```{E}", "", [("add", SUM)]),
+    ("qwen3_coder", "I look.\n" + xml("add", a="12", b="null", c="5 < é\n\n", d='{"x": [1]}'), "I look.",
+     [("add", '{"a": 12, "b": null, "c": "5 < é\\n\\n", "d": {"x": [1]}}')]),
+    ("qwen3_coder", xml("add", a="x", b="3", c="", d="True") + "\n" + xml("get_weather", town="3"), "",
+     [("add", '{"a": "x", "b": "3", "c": "", "d": true}'), ("get_weather", '{"town": "3"}')]),
+    ("qwen3_coder", f"<tool_call><function=add><parameter=a>NaN</parameter></function>{CLOSE} Done.",
+     " Done.", [("add", '{"a": "NaN"}')]),
+    ("qwen3_coder", "<tool_call>\n<function=function>\n</function>\n", "", [("function", "{}")]),
 ]  # fmt: skip
 
 #: Texts that hold no call, or a broken one: they are content as they are.
@@ -73,11 +95,16 @@ PLAIN = [
     ("mistral", "[TOOL_CALLS]add[ARGS]"),
     ("deepseek_v3", f"{BB}{B}function{SEP}add\nno JSON{E}{EE}"),
     ("deepseek_v31", f"{BB}{B}add{SEP}{{}} no end"),
+    ("qwen3_coder", f'<tool_call>\n{{"name": "add", "arguments": {{}}}}\n{CLOSE}'),
+    ("qwen3_coder", f"<tool_call><function=a b></function>{CLOSE}"),
+    ("qwen3_coder", "<tool_call><function=add><parameter=a>1</parameter>"),  # the answer was too long
+    ("qwen3_coder", f"<tool_call><function=add><parameter=a>1</parameter><parameter=a>{CLOSE}"),
+    ("qwen3_coder", f"<tool_call><function=add> a</function>{CLOSE}"),
 ]  # fmt: skip
 
 
 def parsed(form, chunks):
-    parser = ToolParser(TOOL_FORMATS[form], NAMES)
+    parser = ToolParser(TOOL_FORMATS[form], TOOLS)
     pieces = [piece for chunk in chunks for piece in parser.add(chunk)]
     return joined([*pieces, *parser.finish()])
 
@@ -112,7 +139,7 @@ def test_calls_have_the_name_and_the_exact_arguments(form, text, content, calls)
 
 @pytest.mark.parametrize(("form", "text"), PLAIN)
 def test_what_is_no_call_is_content(form, text):
-    answer = AnswerText(None, ToolParser(TOOL_FORMATS[form], NAMES))
+    answer = AnswerText(None, ToolParser(TOOL_FORMATS[form], TOOLS))
     for character in text:
         answer.add(character)
     answer.finish()
@@ -139,6 +166,10 @@ BITS = [
     "add",
     "```json",
     "function",
+    "<function=add>",
+    "<parameter=a>",
+    "</parameter>",
+    "</function>",
 ]
 
 
@@ -242,7 +273,7 @@ def test_a_stream_of_a_broken_call_loses_nothing():
 
 def test_one_call_alone_if_calls_are_not_parallel():
     for form, text, _, calls in GOOD:
-        answer = AnswerText(None, ToolParser(TOOL_FORMATS[form], NAMES), is_parallel=False)
+        answer = AnswerText(None, ToolParser(TOOL_FORMATS[form], TOOLS), is_parallel=False)
         found = deltas(answer, text)
         assert {one["tool_calls"][0]["index"] for one in found if "tool_calls" in one} == {0}
         assert [one["function"]["arguments"] for one in answer.message()["tool_calls"]] == [calls[0][1]]
@@ -293,7 +324,7 @@ def test_a_message_has_reasoning_under_both_names():
 
 TEMPLATES = [  # what templates of these models say
     ("return a json object within <tool_call></tool_call> XML tags", "hermes"),  # Qwen2.5, Qwen3
-    ("<tool_call>\n<function=example>\n<parameter=a>", None),  # Qwen3-Coder
+    ("<tool_call>\n<function=example>\n<parameter=a>", "qwen3_coder"),  # Qwen3-Coder
     ('Respond in the format {"name": function name, "parameters": dictionary}', "llama3_json"),
     ('{{ "<|python_tag|>" + call.name }}', "llama3_json"),
     ("[AVAILABLE_TOOLS] [TOOL_CALLS] [", "mistral"),

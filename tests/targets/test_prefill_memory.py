@@ -1,4 +1,7 @@
-"""Memory of long prompts: no logits of all tokens, and no mask of all pairs but those of sliding windows."""
+"""Memory of long prompts: no logits of all tokens, and no mask of all pairs but those of sliding windows.
+
+Prompts in chunks have masks of a chunk and the tokens that it attends to.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mmspec.targets import CausalTarget
+from mmspec.targets.prefix import PrefixCache
 from tests.tiny_models import TEXT_MODELS, tiny_llama
 
 LENGTH = 700
@@ -43,3 +47,35 @@ def test_prefill_of_a_long_prompt(model: Any, most: int) -> None:
         state.close()
     assert read == [1]
     assert largest.size <= most
+
+
+CHUNK, WINDOW = 32, 12
+
+
+@pytest.mark.parametrize("is_known", [False, True], ids=["new", "after a cached prefix"])
+@pytest.mark.parametrize(
+    ("model", "keys"),
+    [(tiny_llama, LENGTH), (TEXT_MODELS["mistral_sliding"], WINDOW - 1 + CHUNK)],
+    ids=["full", "sliding"],
+)
+def test_masks_of_chunks(model: Any, keys: int, is_known: bool) -> None:
+    """Bytes of the largest mask: a number for each token of a chunk and each key that it attends to."""
+    target = CausalTarget(model())
+    target.prefill_tokens = CHUNK
+    prompt = {"input_ids": torch.arange(LENGTH)[None] % 50 + 3}
+    if is_known:
+        target.prefix_cache = PrefixCache(2**30)
+        target.prefill([{"input_ids": prompt["input_ids"][:, : LENGTH // 3]}], 64)[0].close()
+    masks: list[int] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def counted(*args: Any, attn_mask: Tensor | None = None, **kwargs: Any) -> Tensor:
+        masks.append(0 if attn_mask is None else attn_mask.untyped_storage().nbytes())
+        return attend(*args, attn_mask=attn_mask, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch, torch.inference_mode(), Largest() as largest:
+        patch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
+        state, _ = target.prefill([prompt], 64)
+        state.close()
+    assert CHUNK * keys * 4 * 0.9 < max(masks) <= CHUNK * keys * 4
+    assert largest.size < LENGTH * LENGTH

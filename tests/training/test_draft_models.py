@@ -279,6 +279,47 @@ def test_training_lowers_the_total_variation_and_drafts_more(
         assert whole[0, ids.shape[1] :].tolist() == tokens
 
 
+def test_a_parallel_draft_model_learns_to_draft_over_masks(folder: Path, tmp_path: Path) -> None:
+    """Before, only its first token has a chance; afterwards more are accepted, and the output is the same."""
+    data = data_of(folder)
+    target, start = data.reader.target, shortened(data.reader.target.model, 2)
+    start.config.pard_token = start.config.vocab_size - 1
+    before = acceptance_length(target, DraftModelDrafter(adapt(start), 4), data.trial())
+    how: dict[str, Any] = {"steps": 30, "own_share": 0.0, "rate": 3.0, "batch_size": 6, "regenerate": 16}
+    out = train_draft_model(folder, tmp_path / "out", ROWS, parallel=4, **how)
+    draft = AutoModelForCausalLM.from_pretrained(out)
+    assert draft.config.pard_token == len(byte_level_tokenizer()) - 1 and draft.config.spd_type == "pard"
+    assert acceptance_length(target, DraftModelDrafter(adapt(draft), 4), data.trial()) > before + 0.1
+    plain = MMSpecPipeline.from_pretrained(folder, accelerator="none")
+    drafting = MMSpecPipeline.from_pretrained(folder, accelerator="draft_model", drafter=out)
+    asked = ["tell 1 é", "the the the"]
+    assert drafting(asked, max_new_tokens=20).tokens == plain(asked, max_new_tokens=20).tokens
+
+
+def test_the_loss_of_masks_is_that_of_the_places_before_them(folder: Path) -> None:
+    """Compared with one plain forward pass of each cut sequence."""
+    data = data_of(folder)
+    target, model = data.reader.target, shortened(data.reader.target.model, 2)
+    model.config.pard_token = mask = model.config.vocab_size - 1
+    learner = DraftModelLoss(model, target, Distillation(own_share=0.0, parallel=3))
+    batch = data.batch(0, 0)
+    seen, ends = learner.hide(batch)
+    loss, _ = learner(batch)
+    due = []
+    for whole, cut, end in zip(batch.examples, seen.examples, ends.tolist(), strict=True):
+        ids, read = whole.inputs["input_ids"], cut.inputs["input_ids"]
+        (masks,) = (read[0] == mask).nonzero(as_tuple=True)
+        known = int(masks[0])
+        assert whole.learnt[known] and read.shape[1] == end == min(ids.shape[1], known + 2)
+        assert torch.equal(read[0, :known], ids[0, :known]) and (read[0, known:] == mask).all()
+        log_p, log_q = (
+            each(one).logits[0].float().log_softmax(-1) for each, one in ((target.model, ids), (model, read))
+        )
+        places = [place - 1 for place in whole.learnt.nonzero()[:, 0].tolist() if place - 1 < end]
+        due.append(torch.stack([(log_p[at].exp() * (log_p[at] - log_q[at])).sum() for at in places]).mean())
+    torch.testing.assert_close(loss, torch.stack(due).mean(), rtol=1e-4, atol=1e-5)
+
+
 def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -297,6 +338,8 @@ def test_what_cannot_be_a_draft_model_is_refused_before_weights_are_read(
     refused(r"^own_share must be between 0 .* and 1; got 1.5", own_share=1.5)
     refused("^new_tokens must be a positive integer; got 0", new_tokens=0)
     refused("^own_share must be 0 with hard_labels: .*; got 0.5", divergence="hard_labels")
+    refused("^parallel must be an integer from 1 to 64; got 0", parallel=0)
+    refused("^own_share must be 0 with parallel", parallel=3)
     refused("^rate must be above 0 and at most 100; got 0", rate=0)
     refused("^frequent_tokens must be a number of tokens, or 0 for all; got -1", frequent_tokens=-1)
     refused("^frequent_tokens must be 0 with regenerate: .*; got 9", frequent_tokens=9, regenerate=4)

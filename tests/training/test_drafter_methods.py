@@ -72,7 +72,7 @@ def test_the_head_learns_and_the_target_does_not(name: str) -> None:
         losses.append(loss.item())
         optimizer.step()
     assert losses[-1] < 0.9 * losses[0]
-    gain = 0.1 if name == "ppd" else 0.3  # three embeddings can learn only little
+    gain = {"ppd": 0.1, "lilicorr": 0.1}.get(name, 0.3)  # three embeddings learn little, and blocks slowly
     assert acceptance() > untrained + gain or name == "dflash", "which learns whole blocks, and slowly"
     assert all(torch.equal(value, before[key]) for key, value in target.model.named_parameters())
     assert all(value.grad is None for value in target.model.parameters())

@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmspec.accelerators import build_accelerator
 from mmspec.core.draft import DraftKind
 from mmspec.core.sampling import Sampler
 from mmspec.heads.drafter import HeadDrafter
-from mmspec.heads.feature_session import FeatureSession, GrownTreeDrafter
+from mmspec.heads.feature_session import FeatureSession, GrownTreeDrafter, GrownTreeSession
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.dflash.drafter import BlockSession
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
@@ -384,3 +385,30 @@ def test_the_distribution_is_kept_where_chains_of_changing_sizes_stop_early() ->
     run = check_words(target, drafter, SpeculativeSampling(), Sampler(1.0), 6_000, length=4)
     drafted = sum(run.stats.drafted) / sum(run.stats.rounds)
     assert 0.1 < drafted < 2.5, "some chains were cut short, others were not"
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators, views left out."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not func.is_view
+        return func(*args, **kwargs or {})
+
+
+def test_a_head_that_rests_adds_no_operators_to_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it has rested: earlier rounds are not copied again."""
+    target = few_words()
+    head = GrownTreeDrafter(head_for(target), num_draft_tokens=12, depth=4, top_k=4).fit(target)
+    counts: list[int] = []
+    real = GrownTreeSession.observe
+
+    def counted(session: Any, *told: Any) -> None:
+        with Operators() as operators:
+            real(session, *told)
+        counts.append(operators.count)
+
+    monkeypatch.setattr(GrownTreeSession, "observe", counted)
+    decode(target, random_prompts(2, WORDS, longest=6, seed=4), paced(head, [0]), max_new_tokens=24)
+    assert len(counts) > 20 and not any(counts)

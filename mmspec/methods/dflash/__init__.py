@@ -1,6 +1,6 @@
 """DFlash (2602.06036) and DSpark (2607.05147): heads that denoise a block of tokens in one forward pass."""
 
-from mmspec.plugins import Head, Method
+from mmspec.plugins import Head, Method, Variant
 
 METHODS = (
     Method(
@@ -12,6 +12,11 @@ METHODS = (
             model="mmspec.methods.dflash.head:DFlashHead",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dflash",
+            exports={"specforge": "mmspec.methods.dflash.export:write_head"},
+            variants={
+                "dflash2": Variant({"conv_taps": 2, "selector_rank": 256}),
+                "lilicorr": Variant({"lattice_layers": 2}),
+            },
             shipped={
                 "scenes-hybrid-dflash": (
                     "head for scenes-hybrid",
@@ -30,6 +35,7 @@ METHODS = (
             model="mmspec.methods.dflash.head:DSparkHead",
             loss="mmspec.methods.dflash.loss:DFlashLoss",
             published="mmspec.methods.dflash.published:read_dspark",
+            exports={"specforge": "mmspec.methods.dflash.export:write_head"},
             shipped={
                 "scenes-hybrid-dspark": (
                     "head for scenes-hybrid",

@@ -16,12 +16,13 @@ from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, Nodes
 from mmspec.core.graphs import has_graphs
-from mmspec.core.indexing import pick
+from mmspec.core.indexing import pick, take
+from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
-from mmspec.heads.drafter import CachingSession, HeadDrafter
+from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter
 from mmspec.methods.dflash.head import DFlashHead
-from mmspec.targets.causal import CacheState
+from mmspec.targets.causal import CacheState, to_device
 from mmspec.targets.steps import StaticCaches
 from mmspec.validation import require_number
 
@@ -29,7 +30,13 @@ __all__ = ["DFlashDrafter"]
 
 
 class BlockSession(CachingSession):
-    """A head that drafts for one batch, with its own cache: a row for each committed token but the last."""
+    """A head that drafts for one batch, with its own cache: a row for each committed token but the last.
+
+    Attributes:
+        anchor: [R, d] the newest row of the context.
+    """
+
+    row_fields = named("anchor")
 
     head: DFlashHead
     drafter: DFlashDrafter
@@ -39,6 +46,7 @@ class BlockSession(CachingSession):
         device = self.target.device
         self.additive = self.head.dtype if device.type == "cpu" else None
         self.features = torch.cat(self._known(batch, slice(0)))
+        self.anchor = torch.cat(self._known(batch, NEWEST))[:, 0]
         self.accepted = torch.full((len(batch.requests),), -1, device=device)
 
     def _read_prompts(self, batch: PromptBatch) -> None:
@@ -49,12 +57,17 @@ class BlockSession(CachingSession):
         take = RaggedCache if caches is None else caches.take
         cache = take(head.layers_config, len(known), capacity, device)
         cache.plan.reads_all = caches is not None  # graphs have one width
-        for row, rows in enumerate(known):
+        offsets = []
+        for row, (prompt, rows) in enumerate(zip(batch.prompts, known, strict=True)):
+            places, offset = torch.arange(rows.shape[1], device=device)[None], 0
+            if head.config.mrope_section is not None:
+                places, offset = self.target.positions(to_device(prompt, device))
+            offsets.append(offset)
             cache.begin_prefill(row, rows.shape[1])
-            head(rows[:, :0], rows, torch.arange(rows.shape[1], device=device)[None], cache=cache)
-        offset = torch.zeros(len(known), dtype=torch.long, device=device)
+            head(rows[:, :0], rows, places, cache=cache)
         # the newest token counts too, as its row follows
-        self.state = CacheState(cache, offset, [length + 1 for length in lengths])
+        lengths = [length + 1 for length in lengths]
+        self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
         if caches is not None:
             caches.lend(cache, self.state)
 
@@ -64,6 +77,9 @@ class BlockSession(CachingSession):
         first = 0 if self.head.config.anchor_predicts else 1
         hidden = self._denoise(canvas)[:, first:]  # [R, D, d]
         logits = self.head.logits(hidden, self.read_out)
+        lattice = None
+        if self.head.has_candidates and self.copies == 1:  # candidates of two prompts cannot be guided
+            lattice = self.head.lattice(hidden, logits, self.anchor, self.target.embed)
         growth = self.growth(canvas)
         state: Tensor | None = None
         while True:
@@ -71,8 +87,11 @@ class BlockSession(CachingSession):
             width = before.shape[1]
             slot = hidden[:, level, None].expand(-1, width, -1)
             biased = logits[:, level, None].expand(-1, width, -1)
-            bias, state = self.head.told(level, before, slot, state, self.target.embed)
-            biased = biased + bias
+            if lattice is None:
+                bias, state = self.head.told(level, before, slot, state, self.target.embed)
+                biased = biased + bias
+            else:
+                biased = lattice.replaced(level, self.head.scores(lattice, level, before, slot), biased)
             log_p = self._log_probabilities(self._guided(biased))
             parent = growth.grow(self._cut(log_p, slot, before))
             if growth.is_grown:
@@ -100,7 +119,11 @@ class BlockSession(CachingSession):
             made = cache.attention_mask(nodes, self.additive)
             masks[causal] = made if isinstance(made, dict) else dict.fromkeys(cache.layer_types, made)
         mask = [masks[causal][kind] for kind, causal in self.head.config.layers]
-        hidden: Tensor = self.head(block, self.features, cache.lengths[:, None] + depths, mask, cache)
+        positions = (cache.lengths + self.state.offset)[:, None] + depths
+        hidden: Tensor = self.head(block, self.features, positions, mask, cache)
+        if new:
+            newest = take(self.features, accepted.clamp_min(0))
+            self.anchor = newest.where((accepted >= 0)[:, None], self.anchor)
         self._keep(accepted, new)
         return hidden
 

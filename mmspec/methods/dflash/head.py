@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import field
+from math import gcd
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -19,7 +20,15 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, Qwen3RotaryEm
 from mmspec.heads.configuration import check_taps, three_taps
 from mmspec.heads.layers import FULL, SLIDING, PartialRotary, PublishedLayerConfig
 from mmspec.heads.model import DraftingHead
-from mmspec.methods.dflash.layers import BlockLayer, near
+from mmspec.methods.dflash.corrections import (
+    CandidateSelector,
+    ConfidenceHead,
+    DominoHead,
+    Lattice,
+    LatticeCorrelator,
+    MarkovHead,
+)
+from mmspec.methods.dflash.layers import BlockLayer, GroupedConvolution, near
 from mmspec.open_types import Keywords
 
 MAX_SLOTS = 64
@@ -30,7 +39,8 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn", "domino")
 class DFlashConfig(PublishedLayerConfig):
     """Config of a head that denoises a block of tokens in one forward pass, with layers of Qwen3.
 
-    Positions have one axis: the position of a row is the index of its token.
+    The position of a row is the index of its token, or its position in the target if that has several axes
+    and `mrope_section` is set.
 
     Attributes:
         taps: hidden states of the target that are read: k for the input of layer k, -1 for the final one.
@@ -45,6 +55,18 @@ class DFlashConfig(PublishedLayerConfig):
         markov_rank: width of the correction.
         memory: width of the recurrent state of a Domino head.
         plain_slots: number of first predictions of a block that a Domino head does not correct.
+        conv_taps: number of slots, its own included, that the convolution around each part of a layer reads
+            (DFlash 2); 0 without convolutions.
+        conv_group: channels that share the part of a kernel that depends on the slot.
+        candidates: number of a slot's likeliest tokens among which the next two parts choose.
+        selector_rank: width of the choice by the token before (DFlash 2); 0 without it.
+        lattice_layers: of the small transformer over the candidates of all slots (LiLiCorr); 0 without it.
+        lattice_width, lattice_heads, lattice_ratio: its width, its attention heads, and its feed-forward's
+            width as a multiple.
+        lattice_factors, lattice_scale, lattice_eps: width of the vectors whose cosines score transitions,
+            the factor of these, and the least norm of a vector.
+        logit_scale, logit_cap: factor of the logits, and their bound by a tanh behind it, 0 for none.
+        embedding_scale: factor of the target's embeddings in a block.
         confidence: whether the head predicts the acceptance of each slot.
         confidence_with_markov: whether this reads the token before, by its embedding in the Markov head.
         layer_types: "full_attention", or "sliding_attention" with the window, of each layer; if empty, all
@@ -66,6 +88,20 @@ class DFlashConfig(PublishedLayerConfig):
     markov_rank: int = 256
     memory: int = 1024
     plain_slots: int = 0
+    conv_taps: int = 0
+    conv_group: int = 16
+    candidates: int = 16
+    selector_rank: int = 0
+    lattice_layers: int = 0
+    lattice_width: int = 512
+    lattice_heads: int = 8
+    lattice_ratio: float = 2.0
+    lattice_factors: int = 128
+    lattice_scale: float = 8.0
+    lattice_eps: float = 1e-4
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+    embedding_scale: float = 1.0
     confidence: bool = False
     confidence_with_markov: bool = True
     layer_types: list[str] = field(default_factory=list)
@@ -127,10 +163,29 @@ class DFlashConfig(PublishedLayerConfig):
             raise ValueError(f"markov_rank must be at least 1; got {self.markov_rank}")
         check_taps(self.taps, self.target_layers)
 
+    def validate_candidates(self) -> None:
+        """Raise ValueError for convolutions or choices that cannot be built; called by `strict`."""
+        if not 0 <= self.conv_taps <= self.block:
+            raise ValueError(f"conv_taps must be from 0 to {self.block}, the block; got {self.conv_taps}")
+        if self.conv_taps and (self.conv_group < 1 or self.hidden_size % self.conv_group):
+            raise ValueError(f"conv_group must divide the width {self.hidden_size}; got {self.conv_group}")
+        if self.candidates < 1 or min(self.selector_rank, self.lattice_layers) < 0:
+            sizes = self.candidates, self.selector_rank, self.lattice_layers
+            raise ValueError(
+                f"candidates must be at least 1, selector_rank and lattice_layers at least 0; got {sizes}"
+            )
+        if bool(self.markov) + bool(self.selector_rank) + bool(self.lattice_layers) > 1:
+            raise ValueError("markov, selector_rank and lattice_layers exclude each other; got several")
+        if self.lattice_layers and (self.anchor_predicts or self.lattice_width % self.lattice_heads):
+            rule = "a lattice_width that lattice_heads divide, and anchor_predicts=False"
+            raise ValueError(f"lattice_layers must have {rule}; got {self.lattice_width}")
+
     @classmethod
     def sizes_for(cls, text: PreTrainedConfig, vocabulary: int) -> Keywords:
         sizes = super().sizes_for(text, vocabulary) | {"taps": three_taps(int(text.num_hidden_layers))}
-        return sizes | {"markov_rank": min(256, int(text.hidden_size))}
+        width = int(text.hidden_size)
+        shares = {"conv_group": gcd(width, 16), "lattice_width": min(512, width)}
+        return sizes | shares | {"markov_rank": min(256, width), "lattice_heads": gcd(width, 8)}
 
     def layers_config(self) -> Qwen3Config:
         """Return the config of the layers."""
@@ -139,7 +194,8 @@ class DFlashConfig(PublishedLayerConfig):
             "sliding_window": self.sliding_window,
             "use_sliding_window": self.sliding_window is not None,
         }
-        settings = self.layer_settings() | windows | {"sinks": self.sinks}
+        convolution = {"conv_taps": self.conv_taps, "conv_group": self.conv_group, "block": self.block}
+        settings = self.layer_settings() | windows | convolution | {"sinks": self.sinks}
         return Qwen3Config(vocab_size=1, num_hidden_layers=self.num_layers, **settings)
 
 
@@ -153,74 +209,6 @@ class DSparkConfig(DFlashConfig):
     anchor_predicts: bool = True
     markov: str = "vanilla"
     confidence: bool = True
-
-
-class DominoHead(nn.Module):
-    """Correction of a slot's logits by all earlier tokens of its block, and by the slot's own state.
-
-    A gated recurrent unit reads their embeddings in the target, s = GRU(e(x_1), ..., e(x_i)); the correction
-    of slot i + 1 is W2 silu(W1 [hidden, s]).
-    """
-
-    def __init__(self, width: int, memory: int, rank: int, vocabulary: int) -> None:
-        super().__init__()
-        self.prefix_gru = nn.GRUCell(width, memory, bias=False)
-        self.embed_proj = nn.Sequential(
-            nn.Linear(width + memory, rank, bias=False), nn.SiLU(), nn.Linear(rank, vocabulary, bias=False)
-        )
-
-    def forward(self, embeddings: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Correct slots [..., d] after tokens [..., d]; return [..., V], and the state after these tokens."""
-        before = None if state is None else state.flatten(0, -2)
-        after = self.prefix_gru(embeddings.flatten(0, -2).to(hidden.dtype), before)
-        after = after.unflatten(0, embeddings.shape[:-1])
-        return self.embed_proj(torch.cat([hidden, after], -1)), after
-
-
-class MarkovHead(nn.Module):
-    """Bias of the token before on the logits of a slot (DSpark, 2607.05147).
-
-    "vanilla" is W2 W1[token]; "gated" gates the middle by the slot's state; "rnn" also reads a recurrent
-    state of all earlier tokens of the block.
-    """
-
-    def __init__(self, config: DFlashConfig, vocabulary: int) -> None:
-        super().__init__()
-        rank, width = config.markov_rank, config.hidden_size
-        self.kind, self.rank = config.markov, rank
-        self.markov_w1 = nn.Embedding(config.vocabulary, rank)
-        self.markov_w2 = nn.Linear(rank, vocabulary, bias=False)
-        if self.kind == "gated":
-            self.gate_proj = nn.Linear(width + rank, rank)
-        elif self.kind == "rnn":
-            self.joint_proj = nn.Linear(2 * rank + width, 3 * rank)
-
-    def forward(self, tokens: Tensor, hidden: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Bias [..., V'] of tokens [...] on the slots [..., d] after them, and the state of the next."""
-        inner = self.markov_w1(tokens)
-        if self.kind == "gated":
-            inner = torch.sigmoid(self.gate_proj(torch.cat([hidden, inner], -1))) * inner
-        elif self.kind == "rnn":
-            state = torch.zeros_like(inner) if state is None else state
-            joint = self.joint_proj(torch.cat([state, inner, hidden], -1))
-            gate, candidate, out = joint.chunk(3, -1)
-            gate = gate.sigmoid()
-            state, inner = gate * state + (1 - gate) * candidate.tanh(), out.tanh()
-        bias: Tensor = self.markov_w2(inner)
-        return bias, state
-
-
-class ConfidenceHead(nn.Module):
-    """Probability that a slot's token is accepted, from the slot's state and the token before it."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(width, 1)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[..., width] -> [...] logits."""
-        logits: Tensor = self.proj(features)[..., 0]
-        return logits
 
 
 class DFlashHead(DraftingHead):
@@ -242,7 +230,7 @@ class DFlashHead(DraftingHead):
         self.layers = nn.ModuleList(BlockLayer(layers, index) for index in range(config.num_layers))
         self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
         rotary = Qwen3RotaryEmbedding if config.rotary_dim == config.head_dim else PartialRotary
-        self.rotary_emb = rotary(layers)
+        self.rotary_emb = config.multimodal_rotary() or rotary(layers)
         self.layers_config = layers
         self.mask_embedding = nn.Parameter(torch.empty(width)) if config.mask_token is None else None
         own = config.draft_vocabulary
@@ -253,6 +241,8 @@ class DFlashHead(DraftingHead):
             self.markov_head = DominoHead(width, config.memory, config.markov_rank, words)
         elif config.markov:
             self.markov_head = MarkovHead(config, words)
+        self.candidate_selector = CandidateSelector(config) if config.selector_rank else None
+        self.lilicorr = LatticeCorrelator(config) if config.lattice_layers else None
         reads = width + (config.markov_rank if config.markov and config.confidence_with_markov else 0)
         self.confidence_head = ConfidenceHead(reads) if config.confidence else None
         self.post_init()
@@ -261,6 +251,12 @@ class DFlashHead(DraftingHead):
         super()._init_weights(module)
         if module is self and self.mask_embedding is not None:
             nn.init.normal_(self.mask_embedding, std=self.config.initializer_range)
+        if isinstance(module, GroupedConvolution):  # at first each slot passes unchanged
+            module.base_kernel.data.zero_()[:, 0] = 1
+            nn.init.zeros_(module.kernel_projection.weight)
+        if isinstance(module, CandidateSelector):  # at first no token prefers any other
+            nn.init.normal_(module.predecessor_codebook, std=self.config.initializer_range)
+            nn.init.zeros_(module.successor_codebook)
 
     def join(self, states: Sequence[Tensor]) -> Tensor:
         """Hidden states at the taps, each [..., d] -> rows of the context [..., d]."""
@@ -279,10 +275,11 @@ class DFlashHead(DraftingHead):
             noise = self.mask_embedding.to(known)
         else:
             noise = embed(torch.full_like(newest.flatten()[:1, None], self.config.mask_token or 0))[0, 0]
-        return torch.cat([known, noise.expand(*known.shape[:-2], self.config.block - 1, -1)], -2)
+        rows = torch.cat([known, noise.expand(*known.shape[:-2], self.config.block - 1, -1)], -2)
+        return rows * self.config.embedding_scale
 
     def near(self, asking: Tensor, keys: Tensor) -> list[Tensor]:
-        """Masks of each layer, [..., n, m]: whether slots at positions [..., n] see rows at [..., m]."""
+        """Masks of each layer, [..., n, m]: whether slots at indices [..., n] see rows at [..., m]."""
         window = self.config.sliding_window
         rules = [(window if kind == SLIDING else None, causal) for kind, causal in self.config.layers]
         made = {rule: near(asking, keys, *rule) for rule in {*rules}}
@@ -302,7 +299,7 @@ class DFlashHead(DraftingHead):
         Args:
             block: [B, n, d] from `slots`; n may be 0, to read a context alone.
             context: [B, c, d] from `join`, the new rows.
-            positions: [B or 1, c + n] of all of them.
+            positions: [B or 1, c + n] of all of them, or [3, B or 1, c + n].
             mask: see `BlockAttention`, or one for each layer; None without earlier rows, for the config's
                 windows alone.
             cache: of earlier rows.
@@ -313,7 +310,8 @@ class DFlashHead(DraftingHead):
         turns = self.rotary_emb(context, positions)
         plain = not any(self.config.causal) and self.config.sliding_window is None
         if mask is None and not plain:
-            mask = [seen[:, None] for seen in self.near(positions[:, context.shape[1] :], positions)]
+            index = torch.arange(positions.shape[-1], device=block.device)[None]
+            mask = [seen[:, None] for seen in self.near(index[:, context.shape[1] :], index)]
         masks = [mask] * len(self.layers) if mask is None or isinstance(mask, Tensor) else mask
         for layer, seen in zip(self.layers, masks, strict=True):
             block = layer(block, context, turns, seen, cache)
@@ -322,7 +320,39 @@ class DFlashHead(DraftingHead):
 
     def logits(self, hidden: Tensor, read_out: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits [..., V or V'] of the slots' states [..., d], without the correction by tokens before."""
-        return read_out(hidden) if self.lm_head is None else self.lm_head(hidden)
+        logits: Tensor = read_out(hidden) if self.lm_head is None else self.lm_head(hidden)
+        logits, bound = logits * self.config.logit_scale, self.config.logit_cap
+        return (logits / bound).tanh() * bound if bound else logits
+
+    @property
+    def has_candidates(self) -> bool:
+        """Whether it chooses among the likeliest tokens of each slot."""
+        return self.candidate_selector is not None or self.lilicorr is not None
+
+    def lattice(
+        self, hidden: Tensor, logits: Tensor, anchor: Tensor, embed: Callable[[Tensor], Tensor]
+    ) -> Lattice:
+        """The candidates of slots with states [R, D, d] and logits [R, D, V'].
+
+        Args:
+            hidden, logits: of the slots.
+            anchor: [R, d] the rows of the context that predicted the newest tokens.
+            embed: the target's embedding.
+        """
+        best, index = logits.topk(min(self.config.candidates, logits.shape[-1]), -1)
+        tokens = index if self.draft_tokens is None else self.draft_tokens[index]
+        if self.lilicorr is None:
+            return Lattice(index, tokens, best)
+        log_p = best.float() - logits.float().logsumexp(-1, keepdim=True)
+        embeddings = embed(tokens.flatten(1)).unflatten(1, tokens.shape[1:]).to(hidden.dtype)
+        return Lattice(index, tokens, best, *self.lilicorr(embeddings, log_p, hidden, anchor))
+
+    def scores(self, lattice: Lattice, level: int, before: Tensor, hidden: Tensor) -> Tensor:
+        """Scores [R, w, k] of a level's candidates after tokens [R, w], for slots with states [R, w, d]."""
+        if self.candidate_selector is None:
+            return lattice.transitions(level, before)
+        scores: Tensor = self.candidate_selector(lattice, level, before, hidden)
+        return scores
 
     def told(
         self,

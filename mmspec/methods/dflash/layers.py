@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,7 +12,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 
 from mmspec.open_types import Keywords
 
-__all__ = ["BlockLayer", "near"]
+__all__ = ["BlockLayer", "GroupedConvolution", "near"]
 
 
 class BlockAttention(Qwen3Attention):
@@ -71,12 +73,42 @@ class BlockAttention(Qwen3Attention):
         return heads.transpose(1, 2)
 
 
+class GroupedConvolution(nn.Module):
+    """Causal convolution over the slots of each block, before and behind a part of a layer (DFlash 2).
+
+    Its kernels have a fixed part of their own for each channel, and one for each group of channels that
+    depends on the slot; both kernels are made from the rows before the part.
+    """
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__()
+        width, self.taps = config.hidden_size, config.conv_taps
+        self.group, self.block = config.conv_group, config.block
+        self.base_kernel = nn.Parameter(torch.empty(2, self.taps, width))
+        self.kernel_projection = nn.Linear(width, 2 * self.taps * (width // self.group), bias=False)
+
+    def around(self, part: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+        """Run a part of a layer on rows [B, m * block, d] of m blocks, with a convolution on both sides."""
+        changes = self.kernel_projection(rows).unflatten(-1, (2, self.taps, -1))
+        before, behind = (self.base_kernel + changes.repeat_interleave(self.group, -1)).unbind(-3)
+        return self.convolve(part(self.convolve(rows, before)), behind)
+
+    def convolve(self, rows: Tensor, kernel: Tensor) -> Tensor:
+        """Convolve rows [B, m * block, d] with kernels [B, m * block, taps, d] of each slot."""
+        blocks = rows.reshape(len(rows), -1 if rows.numel() else 0, self.block, rows.shape[-1])
+        shifted = [F.pad(blocks, (0, 0, tap, 0))[:, :, : self.block] for tap in range(self.taps)]
+        return (torch.stack(shifted, -2).reshape(kernel.shape) * kernel).sum(-2)
+
+
 class BlockLayer(Qwen3DecoderLayer):
     """A layer of Qwen3 that denoises a block."""
 
     def __init__(self, config: Qwen3Config, layer_idx: int) -> None:
         super().__init__(config, layer_idx)
         self.self_attn = BlockAttention(config, layer_idx)
+        convolves = getattr(config, "conv_taps", 0) > 0
+        self.attention_conv = GroupedConvolution(config) if convolves else None
+        self.mlp_conv = GroupedConvolution(config) if convolves else None
 
     def forward(
         self,
@@ -87,9 +119,18 @@ class BlockLayer(Qwen3DecoderLayer):
         cache: Cache | None,
     ) -> Tensor:
         """Denoise a block [B, n, d]; arguments: see `BlockAttention`."""
-        block = block + self.self_attn(self.input_layernorm(block), context, turns, mask, cache)
-        denoised: Tensor = block + self.mlp(self.post_attention_layernorm(block))
-        return denoised
+
+        def attend(rows: Tensor) -> Tensor:
+            attended: Tensor = self.self_attn(rows, context, turns, mask, cache)
+            return attended
+
+        block = block + around(self.attention_conv, attend, self.input_layernorm(block))
+        return block + around(self.mlp_conv, self.mlp, self.post_attention_layernorm(block))
+
+
+def around(convolution: GroupedConvolution | None, part: Callable[[Tensor], Tensor], rows: Tensor) -> Tensor:
+    """Run a part of a layer on rows, with a convolution on both sides if there is one."""
+    return part(rows) if convolution is None else convolution.around(part, rows)
 
 
 def turned(heads: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

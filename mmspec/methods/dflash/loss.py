@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
+from torch.nn.functional import binary_cross_entropy_with_logits, one_hot, pad
+from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.errors import InputError
 from mmspec.methods.dflash.head import DFlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
 from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
+from mmspec.training.losses.goals import Goals
 from mmspec.validation import is_integer
 
 __all__ = ["DFlashLoss", "denoise"]
 
 MAX_ANCHORS = 4096
+AXES = 3  # of M-RoPE
 
 
 class DFlashLoss(DrafterLoss):
@@ -49,7 +52,10 @@ class DFlashLoss(DrafterLoss):
         at = blocks.row[:, None], blocks.ahead
         goal = self.goals(reading, at, blocks.counted)
         counted, before = blocks.counted & goal.known[goal.at], reading.tokens[at]
-        hidden = denoise(self.head, self.target, reading, blocks)
+        places = None
+        if self.head.config.mrope_section is not None:
+            places = token_positions(self.target, batch)
+        hidden = denoise(self.head, self.target, reading, blocks, places)
         logits = self.head.logits(hidden, self.read_out)
         if self.head.markov_head is not None:
             state, biases = None, []
@@ -60,6 +66,10 @@ class DFlashLoss(DrafterLoss):
             logits = logits + torch.stack(biases, 1)
         loss, agreement = token_loss(logits, goal, counted, self.discount)
         figures = {"agreement": agreement}
+        if self.head.has_candidates:
+            anchor = self.head.join([reading.taps[tap][blocks.row, blocks.before] for tap in self.head.taps])
+            choice, figures["chosen"] = self.choose(hidden, logits, anchor, before, goal, counted)
+            loss = loss + choice
         if self.head.confidence_head is not None:
             common = goal.common(logits.detach())
             predicted = self.head.confidences(hidden.detach(), before).float()
@@ -67,6 +77,42 @@ class DFlashLoss(DrafterLoss):
             figures["confidence"] = (nats * counted).sum() / counted.sum().clamp_min(1)
             loss = loss + figures["confidence"]
         return loss, figures
+
+    def choose(
+        self, hidden: Tensor, logits: Tensor, anchor: Tensor, before: Tensor, goal: Goals, counted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of the scores of candidates with the target's probabilities of them.
+
+        Slots behind a token that is no candidate have no scores by `LatticeCorrelator`, and do not count.
+
+        Args:
+            hidden: [m, D, d] states of the slots.
+            logits: [m, D, V'].
+            anchor: [m, d] newest rows of the context.
+            before: [m, D] tokens before the slots.
+            goal: the target's distributions.
+            counted: [m, D] learnt slots.
+
+        Returns:
+            The loss, and [D] how often the best candidate is the target's likeliest token.
+        """
+        lattice = self.head.lattice(hidden, logits, anchor, self.target.embed)
+        scores = torch.cat(
+            [
+                self.head.scores(lattice, place, before[:, place, None], hidden[:, place, None])
+                for place in range(before.shape[1])
+            ],
+            1,
+        )
+        if lattice.pairs is not None:
+            follows = (lattice.tokens[:, :-1] == before[:, 1:, None]).any(-1)
+            counted = counted & pad(follows, (1, 0), value=True)
+        weights = counted * self.discount ** torch.arange(counted.shape[1], device=counted.device)
+        wanted = goal.table[goal.at[..., None], lattice.index]
+        nats = -(wanted * scores.float().log_softmax(-1)).sum(-1)
+        best = lattice.index.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
+        agreement = ((best == goal.meant()) & counted).sum(0) / counted.sum(0).clamp_min(1)
+        return (nats * weights).sum() / weights.sum().clamp_min(1.0), agreement
 
 
 def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
@@ -78,8 +124,23 @@ def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
     return blocks.at(order[rank <= most].sort().values)
 
 
-def denoise(head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Blocks) -> Tensor:
+def token_positions(target: CausalTarget, batch: DrafterBatch) -> Tensor:
+    """Positions [3, B, L] of the tokens of a batch in the target; those of padding are 0."""
+    found = [target.positions(example.inputs)[0].flatten(0, -2)[-AXES:] for example in batch.examples]
+    return pad_sequence([each.expand(AXES, -1).T for each in found], batch_first=True).movedim(-1, 0)
+
+
+def denoise(
+    head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Blocks, places: Tensor | None = None
+) -> Tensor:
     """Denoise m blocks in whole sequences, in one forward pass.
+
+    Args:
+        head: it denoises; `target` embeds the newest token of each block.
+        target: see `head`.
+        reading: the sequences.
+        blocks: in their answers.
+        places: [3, B, L] positions of the tokens; None if these are their indices.
 
     Returns:
         [m, D, d] states of the predicting slots, equal to those of decoding, block by block.
@@ -95,13 +156,17 @@ def denoise(head: DFlashHead, target: CausalTarget, reading: Reading, blocks: Bl
     context = head.join([reading.taps[tap] for tap in head.taps])
     block = head.slots(newest, target.embed).flatten(1, 2).to(context.dtype)
     index = torch.arange(length, device=place.device)
-    ahead = root[..., None] + torch.arange(slots, device=place.device)
-    positions = torch.cat([index.expand(rows, -1), ahead.flatten(1)], 1)
+    slot = torch.arange(slots, device=place.device)
+    tokens = torch.cat([index.expand(rows, -1), (root[..., None] + slot).flatten(1)], 1)
+    positions = tokens
+    if places is not None:  # a block is text behind its newest token
+        newest_at = places.gather(-1, root.expand(len(places), -1, -1))
+        positions = torch.cat([places, (newest_at[..., None] + slot).flatten(-2)], -1)
     behind = (index < root[..., None]).repeat_interleave(slots, 1)  # [B, m n, L]
     own = torch.eye(count, dtype=torch.bool, device=place.device)
     own = own.repeat_interleave(slots, 0).repeat_interleave(slots, 1)
     seen = torch.cat([behind, own.expand(rows, -1, -1)], 2)
-    mask = [(seen & near)[:, None] for near in head.near(positions[:, length:], positions)]
+    mask = [(seen & near)[:, None] for near in head.near(tokens[:, length:], tokens)]
     hidden: Tensor = head(block, context, positions, mask).unflatten(1, (count, slots))
     first = 0 if head.config.anchor_predicts else 1
     return hidden[blocks.row, place, first:]

@@ -1,7 +1,30 @@
-"""Reader of DFlash, DSpark and Domino heads of z-lab, DeepSpec and SpecForge, and in speculators' format."""
+"""Reader of block heads of z-lab, DeepSpec, SpecForge and NVIDIA, and in speculators' format.
+
+| keys of the config | meaning | source |
+|---|---|---|
+| `dflash_config.target_layer_ids`, `mask_token_id`, `block_size` | taps, noise, slots | z-lab/dflash |
+| `markov_rank`, `markov_head_type`, `enable_confidence_head` | DSpark's two heads | deepseek-ai/DeepSpec |
+| `architectures` with "DSpark" | the slot of the newest token predicts | SGLang, vLLM |
+| `rope_is_neox_style: false` (Liquid's LFM2.5, LFM2.5-VL) | pairs (2i, 2i + 1) turn | SGLang #30776 |
+| rotary type "mrope" with `mrope_section` | positions of three axes | SpecForge #583 |
+| `conv_kernel_size`, `conv_group_size` | convolutions of DFlash 2 | z-lab/dflash |
+| `selector_rank`, `selector_top_k` | choice among a slot's likeliest tokens | z-lab/dflash |
+| `output_multiplier`, `final_logit_softcapping`, `input_embedding_scale` | scales | z-lab/dflash |
+| `lilicorr_*` | LiLiCorr | NVIDIA/Model-Optimizer, TensorRT-LLM, vLLM |
+
+| tensors of the last two choices, and of convolutions | shape |
+|---|---|
+| `layers.N.{attention,mlp}_conv.base_kernel`, `.kernel_projection.weight` | [2, t, d], [2 t d / group, d] |
+| `candidate_selector.{predecessor,successor}_codebook`, `.hidden_projection.weight` | [V, r], [r, d] |
+| `lilicorr.*` | as in `LatticeCorrelator` |
+
+An `mrope_section` beside another rotary type is a copy of the target's config, which the published classes
+ignore; so are positions of several axes then.
+"""
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -35,12 +58,26 @@ OBEYED = {
     *("markov_rank", "markov_head_type", "enable_confidence_head"),
     *("confidence_head_alpha", "confidence_head_with_markov"),
     *("use_swa", "swa_window_size", "causal", "is_causal", "sliding_window_non_causal", *SINKS),
+    *("rope_is_neox_style", "is_neox_style"),
+    *("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k"),
+    *("output_multiplier", "final_logit_softcapping", "input_embedding_scale"),
 }
 OF_DOMINO = {"emb_dim", "gru_hidden_dim", "pure_draft_prefix_len", "shift_label"}
 OWN = {DFlashConfig.model_type, DSparkConfig.model_type}  # folders of mmspec, which have the same keys
 MARKOV = "markov_head.markov_w1.weight"
 DOMINO = "markov_head.prefix_gru.weight_hh"
-PROJECTORS = (None, "dflash", "dspark", "domino")
+PROJECTORS = (None, "dflash", "dspark", "domino", "dflash2", "lilicorr")
+#: Fields of LiLiCorr by the names of its config, each with the prefix `lilicorr_`.
+LATTICE = {
+    "hidden_size": "lattice_width",
+    "num_layers": "lattice_layers",
+    "num_heads": "lattice_heads",
+    "mlp_ratio": "lattice_ratio",
+    "candidate_topk": "candidates",
+    "factor_dim": "lattice_factors",
+    "vector_eps": "lattice_eps",
+    "logit_scale": "lattice_scale",
+}
 CONFIDENCE = "confidence_head.proj.weight"
 
 
@@ -64,6 +101,8 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
         rule = f"must be a head that was trained for this target of {layers} layers"
         raise CheckpointError("drafter", f"a head for a target of {meant} layers", rule)
     obeyed = OBEYED | OF_DOMINO if DOMINO in tensors else OBEYED
+    if correlates := own.get("projector_type") == "lilicorr" or "lilicorr_num_layers" in own:
+        obeyed |= {"lilicorr_enabled", *(f"lilicorr_{name}" for name in LATTICE)}
     table = table_of_layer(found, (own, stored.get("transformer_layer_config") or {}), obeyed)
     shape = Qwen3Config(**{**table, "model_type": "qwen3"})
     depth = 1 + max(int(name.split(".")[1]) for name in tensors if name.startswith("layers."))
@@ -91,11 +130,45 @@ def config_of(found: Found, kind: type[DFlashConfig]) -> DFlashConfig | None:
         layer_types=types,
         sliding_window=window,
         causal=causal,
+        logit_scale=float(own.get("output_multiplier", 1.0)),
+        logit_cap=float(own.get("final_logit_softcapping") or 0.0),
+        embedding_scale=float(own.get("input_embedding_scale", 1.0)),
+        **read_candidates(own, correlates),
+        **read_axes(found, table),
         **read_layer(file, shape),
     )
+    if not own.get("rope_is_neox_style", own.get("is_neox_style", True)):
+        rotate_halves(tensors, config.head_dim, config.rotary_dim)
     if reduced:
         add_words(found.path, tensors, vocabulary)
     return config
+
+
+def rotate_halves(tensors: dict[str, Tensor], head_dim: int, turning: int) -> None:
+    """Reorder queries and keys whose pairs (2i, 2i + 1) are rotated, so that (i, i + turning / 2) are.
+
+    Their products, which are all that attention reads, stay the same.
+    """
+    order = [*range(0, turning, 2), *range(1, turning, 2), *range(turning, head_dim)]
+    for name, tensor in tensors.items():
+        if re.fullmatch(r"layers\.\d+\.self_attn\.[qk]_(proj|norm)\.(weight|bias)", name):
+            tensors[name] = tensor.unflatten(0, (-1, head_dim))[:, order].flatten(0, 1)
+
+
+def read_axes(found: Found, table: Json) -> Keywords:
+    """Settings of positions of several axes; none for one axis.
+
+    Raises:
+        CheckpointError: the target's positions have one axis.
+    """
+    rope = table.get("rope_parameters") or table.get("rope_scaling") or {}
+    section = rope.get("mrope_section")
+    if (rope.get("rope_type") or rope.get("type")) != "mrope" or section is None:
+        return {}
+    if (getattr(found.text, "rope_parameters", None) or {}).get("mrope_section") is None:
+        rule = "must be absent for this target, whose positions have one axis"
+        raise CheckpointError(f"{found.file}: mrope_section", section, rule)
+    return {"mrope_section": section, "mrope_interleaved": bool(rope.get("mrope_interleaved", False))}
 
 
 def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
@@ -113,6 +186,19 @@ def read_markov(own: Json, tensors: dict[str, Tensor]) -> Keywords:
             "markov_rank": tensors[MARKOV].shape[1],
         }
     return {"markov": "", "markov_rank": 1}
+
+
+def read_candidates(own: Json, correlates: bool) -> Keywords:
+    """Settings of the convolutions of DFlash 2, and of the choice among candidates by it or by LiLiCorr."""
+    made: Keywords = {}
+    if own.get("conv_kernel_size"):
+        made |= {"conv_taps": int(own["conv_kernel_size"]), "conv_group": int(own["conv_group_size"])}
+    if own.get("selector_rank"):
+        made |= {"selector_rank": int(own["selector_rank"]), "candidates": int(own["selector_top_k"])}
+    if correlates:
+        kinds = {"lattice_ratio": float, "lattice_eps": float, "lattice_scale": float}
+        made |= {ours: kinds.get(ours, int)(own[f"lilicorr_{name}"]) for name, ours in LATTICE.items()}
+    return made
 
 
 def read_attention(

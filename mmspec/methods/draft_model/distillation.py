@@ -44,6 +44,7 @@ __all__ = [
     "tvd",
 ]
 
+MOST_PARALLEL = 64
 EXCLUDED = -1e4  # in place of -inf, which has no gradient
 OWN = 13  # separates the random numbers of own replies from those of the data
 
@@ -84,6 +85,8 @@ class Distillation:
         own_share: share of the steps whose replies the draft model generates, with its weights of that step;
             the other steps train on replies of the data.
         new_tokens: longest generated reply.
+        parallel: number of tokens that one forward pass drafts (PARD, 2504.18583): behind a drawn place of
+            each reply, the draft model reads masks in place of tokens. 1 for an ordinary draft model.
 
     Raises:
         InputError: a value is out of range.
@@ -93,6 +96,7 @@ class Distillation:
     beta: float = 0.5
     own_share: float = 0.5
     new_tokens: int = 64
+    parallel: int = 1
 
     def __post_init__(self) -> None:
         if self.divergence not in (known := [*DIVERGENCES, HARD_LABELS]):
@@ -103,6 +107,8 @@ class Distillation:
         )
         if not is_integer(self.new_tokens) or self.new_tokens < 1:
             raise InputError("new_tokens", self.new_tokens, "must be a positive integer")
+        if not is_integer(self.parallel) or not 1 <= self.parallel <= MOST_PARALLEL:
+            raise InputError("parallel", self.parallel, f"must be an integer from 1 to {MOST_PARALLEL}")
         if self.divergence == HARD_LABELS and self.own_share:
             rule = "must be 0 with hard_labels: a model cannot learn from its own tokens as labels"
             raise InputError("own_share", self.own_share, rule)
@@ -168,10 +174,12 @@ class DraftModelLoss(nn.Module):
     def soft(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Return divergences at reply tokens [n], their rows of the batch [n], and figures."""
         reading = read(self.target, batch.examples, (HIDDEN,), self.stored)
+        seen, ends = self.hide(batch)
         row, before = reading.learnt[:, 1:].nonzero(as_tuple=True)  # the places that predict learnt tokens
+        row, before = row[inside := before < ends[row]], before[inside]
         with torch.no_grad():
             logits = self.target.head_of(draft_tokens_of(self.model))(reading.taps[HIDDEN][row, before])
-        values, accepted = compare(logits, self.logits(batch, row, before), self.how.formula)
+        values, accepted = compare(logits, self.logits(seen, row, before), self.how.formula)
         return values, row, {"accepted": accepted.mean()}
 
     def hard(self, batch: DrafterBatch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -181,9 +189,35 @@ class DraftModelLoss(nn.Module):
         output = self.model.get_output_embeddings()
         tokens = draft_tokens_of(self.model)
         tokens = (torch.arange(output.out_features) if tokens is None else tokens).to(ids.device)
+        seen, ends = self.hide(batch)
         row, before = (learnt & torch.isin(ids, tokens)).nonzero(as_tuple=True)
+        row, before = row[inside := before < ends[row]], before[inside]
         labels = torch.searchsorted(tokens, ids[row, before])
-        return F.cross_entropy(self.logits(batch, row, before).float(), labels, reduction="none"), row, {}
+        return F.cross_entropy(self.logits(seen, row, before).float(), labels, reduction="none"), row, {}
+
+    def hide(self, batch: DrafterBatch) -> tuple[DrafterBatch, Tensor]:
+        """Return a batch as the draft model reads it, and the lengths [B] of its sequences.
+
+        A parallel draft model reads `parallel` - 1 masks behind the token before a drawn learnt token, and no
+        more. The masks predict the tokens after them, as the tokens in their places would.
+        """
+        generator, examples, ends = torch.Generator().manual_seed(batch.seed), [], []
+        for example in batch.examples:
+            ids, learnt = example.inputs["input_ids"], example.learnt.nonzero()[:, 0]
+            end = ids.shape[1]
+            if self.how.parallel > 1 and len(learnt):
+                drawn = int(torch.randint(len(learnt), (), generator=generator, device="cpu"))
+                known = max(1, int(learnt[drawn]))
+                end = min(end, known + self.how.parallel - 1)
+                inputs = {**example.inputs, "input_ids": ids[:, :end].clone()}
+                inputs["input_ids"][:, known:] = int(self.model.config.pard_token)
+                if (kinds := inputs.get("mm_token_type_ids")) is not None:
+                    inputs["mm_token_type_ids"] = kinds[:, :end]
+                inputs.pop("attention_mask", None)
+                example = replace(example, inputs=inputs, only=example.learnt[:end])
+            examples.append(example)
+            ends.append(end)
+        return replace(batch, examples=tuple(examples)), torch.tensor(ends, device=ids.device)
 
     def logits(self, batch: DrafterBatch, row: Tensor, before: Tensor) -> Tensor:
         """[n, V'] logits of the draft model at places of a batch, over the tokens that it drafts."""

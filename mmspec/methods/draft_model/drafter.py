@@ -13,18 +13,19 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
-from mmspec.core.indexing import take
+from mmspec.core.indexing import pick
 from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput, TargetState
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import named
 from mmspec.core.session import ModelDrafter, PromptBatch
 from mmspec.core.verdict import Path
-from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.heads.frequent_output import restrict_output
 from mmspec.targets import CausalTarget
 from mmspec.targets.mixers import find_mixers
@@ -32,9 +33,10 @@ from mmspec.targets.thinned import attention_behind, guided_and_even
 from mmspec.trees.growth import StaticTree, TreeGrowth, constant, drawable, static_tree
 from mmspec.trees.pacing import half_lengths
 from mmspec.trees.siblings import SiblingDraws, kind_of
-from mmspec.validation import check_draft_tokens, require_number
+from mmspec.validation import check_draft_tokens, is_integer, require_number
 from mmspec.visual_tokens.spans import find_images
 
+NAME = "draft_model"
 LENGTH = 5  # default length of a chain
 MASS = 0.4  # of the attention to visual tokens, as published (2508.16201)
 
@@ -106,7 +108,8 @@ class DraftModelSession(DraftSession):
     def _draft(self, canvas: Canvas, step: Tensor, counts: Tensor | None) -> Draft:
         """Draft after the last tokens [B, m], of which rows read counts [B]; all of them if None."""
         root, emitted = canvas.root, canvas.emitted
-        logits = self._read(step, counts)
+        ahead = 0 if self.drafter.mask_token is None else self.num_draft_tokens - 1
+        logits = self._read(step, counts, ahead)
         if self.drafter.shape is not None:
             return self._tree(canvas, self.drafter.shape, logits)
         tokens, distributions, sound = [root], [], torch.ones_like(root, dtype=torch.bool)
@@ -116,7 +119,9 @@ class DraftModelSession(DraftSession):
         for depth in range(self.num_draft_tokens):
             last = Tree.chain(tokens[-1][:, None], DraftKind.POINT)
             # any q is sound that the draft is drawn from: guidance and grammars act in the target alone
-            scores = self.sampler.scores(self._read(tokens[-1][:, None]) if depth else logits)
+            known = depth < logits.shape[1]
+            said = logits[:, depth, None] if known else self._read(tokens[-1][:, None])
+            scores = self.sampler.scores(said)
             if self.drafter.stop_below:  # decided by q alone: the drawn token would bias the decision
                 likely = likely * scores.logits[:, 0].softmax(-1).amax(-1)
                 going = going & (likely >= self.drafter.stop_below) if depth else going
@@ -149,7 +154,7 @@ class DraftModelSession(DraftSession):
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         proposed, self.proposed = self.proposed, None
         self.unread += 1
-        if draft is not proposed:
+        if draft is not proposed or self.drafter.mask_token is not None:
             self.unread += draft.max_depth
         elif self.drafter.shape is not None and draft.max_depth > 1:  # keys of a chain are in place already
             slots = constant(self.drafter.shape.slots, draft.tokens.device)[verdict.nodes[:, 1:-1]]
@@ -160,24 +165,31 @@ class DraftModelSession(DraftSession):
         both.unread = max(self.unread, other.unread)
         return both
 
-    def _read(self, tokens: Tensor, counts: Tensor | None = None) -> Tensor:
-        """Feed tokens [B, m] to the draft model; return its logits [B, 1, V] after the last of them.
+    def _read(self, tokens: Tensor, counts: Tensor | None = None, ahead: int = 0) -> Tensor:
+        """Feed tokens [B, m] to the draft model; return logits [B, 1 + ahead, V] from the last of them on.
 
         Args:
             tokens: the last ones of each row.
             counts: [B] how many of them a row reads, from 1 on; all if None.
+            ahead: number of masks behind them, which are not kept.
         """
         cache, most = self.state.cache, tokens.shape[1]
+        if ahead and counts is None:
+            counts = torch.full_like(tokens[:, 0], most)
         if counts is not None:  # to the front, since padding must not be seen
             place = torch.arange(most, device=tokens.device) + (most - counts)[:, None]
             tokens = tokens.gather(1, place.clamp_max(most - 1))
+        if ahead and counts is not None:
+            tokens = pad(tokens, (0, ahead))
+            slot = torch.arange(most + ahead, device=tokens.device)
+            tokens = tokens.masked_fill(slot >= counts[:, None], self.drafter.mask_token or 0)
         logits = self._score(Tree.chain(tokens, DraftKind.POINT).nodes)
         cache.longest += most
         if counts is None:
             cache.commit(None, torch.full_like(tokens[:, 0], most))
             return logits[:, -1:]
         cache.commit(None, counts)
-        return take(logits, counts - 1)[:, None]
+        return pick(logits, (counts - 1)[:, None] + torch.arange(1 + ahead, device=tokens.device))
 
     def _score(self, nodes: Nodes) -> Tensor:
         """Score nodes [B, n] after the committed tokens with the draft model; return logits [B, n, V]."""
@@ -192,7 +204,8 @@ class DraftModelDrafter(ModelDrafter):
 
     Args:
         model: the draft model behind the Target interface; its class before it is loaded, to check the other
-            arguments. If its config has `draft_tokens`, it drafts those tokens alone.
+            arguments. If its config has `draft_tokens`, it drafts those tokens alone. If it has `pard_token`,
+            it drafts a chain in one forward pass, over masks of that token (PARD, 2504.18583).
         num_draft_tokens: length of the chain, 1 to 512; 5 if None.
         sampling: how the draft model chooses its tokens when the target samples. "coupled" draws with the
             target's own noise, so that equal distributions give equal tokens and the output is bitwise that
@@ -221,6 +234,7 @@ class DraftModelDrafter(ModelDrafter):
     session = DraftModelSession
     model: CausalTarget
     target: CausalTarget | None = None
+    mask_token: int | None = None
 
     def __init__(
         self,
@@ -249,6 +263,10 @@ class DraftModelDrafter(ModelDrafter):
                 )
             restrict_output(model.model)
             self.model = model
+            self.mask_token = mask_token_of(model.model.config)
+            if self.mask_token is not None and tree is not None:
+                rule = "must be None: a parallel draft model (`pard_token`) drafts a chain"
+                raise InputError("tree", tree, rule)
         self.sampling = sampling
         self.stop_below = 0.0
         self.shape: StaticTree | None = None
@@ -329,6 +347,20 @@ class DraftModelDrafter(ModelDrafter):
         return cautious
 
 
+def mask_token_of(config: PreTrainedConfig) -> int | None:
+    """Return the token that a parallel draft model reads in place of unknown tokens; None for others.
+
+    Raises:
+        CheckpointError: it is no token of its vocabulary.
+    """
+    token, size = getattr(config, "pard_token", None), int(config.get_text_config(decoder=True).vocab_size)
+    if token is None:
+        return None
+    if not is_integer(token) or not 0 <= token < size:
+        raise CheckpointError("pard_token", token, f"must be a token from 0 to {size - 1}, or absent")
+    return int(token)
+
+
 def visual_places(config: PreTrainedConfig, prompt: Mapping[str, Tensor]) -> Tensor:
     """Return the indices [N] of a prompt's visual tokens."""
     spans = [range(span.start, span.stop) for span in find_images(config, prompt)]
@@ -340,4 +372,4 @@ def fit_vocabulary(logits: Tensor, vocabulary: int) -> Tensor:
     surplus = logits.shape[-1] - vocabulary
     if surplus >= 0:
         return logits[..., :vocabulary]
-    return torch.nn.functional.pad(logits, (0, -surplus), value=float("-inf"))
+    return pad(logits, (0, -surplus), value=float("-inf"))

@@ -23,7 +23,6 @@ from mmspec.core.cache import additive_mask
 from mmspec.heads.configuration import check_taps, three_taps
 from mmspec.heads.layers import (
     SLIDING,
-    MultimodalRotary,
     PartialRotary,
     PublishedLayerConfig,
     one_layer,
@@ -36,7 +35,6 @@ __all__ = ["ParallelConfig", "ParallelHead", "Eagle3Config", "Eagle3Head"]
 PREDICTIONS = 8  # of a forward pass of a P-EAGLE head whose config has no number
 DRAFT_VOCABULARY = 32000  # the published heads'
 LARGE = 2 * DRAFT_VOCABULARY  # smaller vocabularies save too little to leave tokens out
-AXES = 3  # of M-RoPE: time, height, width
 
 
 @strict
@@ -54,9 +52,6 @@ class Eagle3Config(PublishedLayerConfig):
         norm_feedback: whether the state that is fed back is normed.
         norm_logits: whether the input of the output matrix is normed.
         qk_norm: whether queries and keys are normed, as in Qwen3.
-        mrope_section: numbers of frequencies for the time, height and width of a position, as in the target
-            (M-RoPE); None for positions of one axis, which count the head's rows.
-        mrope_interleaved: whether the axes alternate (Qwen3-VL) instead of following one another (Qwen2-VL).
         depth: of the default dynamic tree.
     """
 
@@ -70,8 +65,6 @@ class Eagle3Config(PublishedLayerConfig):
     norm_feedback: bool = False
     norm_logits: bool = True
     qk_norm: bool = False
-    mrope_section: list[int] | None = None
-    mrope_interleaved: bool = False
     depth: int = 5
 
     @property
@@ -94,11 +87,6 @@ class Eagle3Config(PublishedLayerConfig):
             raise ValueError(
                 "fc_norm must be False beside norm_before_fc, which norms the same states; got True"
             )
-        section, half = self.mrope_section, self.rotary_dim // 2
-        if section is not None and (len(section) != AXES or min(section) < 0 or sum(section) != half):
-            raise ValueError(f"mrope_section must be {AXES} numbers that add up to {half}; got {section}")
-        if section is not None and self.rotary.get("rope_type", "default") != "default":
-            raise ValueError(f"rotary must not scale positions of several axes; got {self.rotary}")
 
     def layer_settings(self) -> Keywords:
         windows = {"layer_types": [SLIDING], "sliding_window": self.sliding_window}
@@ -179,9 +167,7 @@ class Eagle3Head(FeatureHead):
         self.input_norm = LlamaRMSNorm(taps * width, eps=eps) if config.norm_before_fc else None
         each = nn.ModuleList(LlamaRMSNorm(width, eps=eps) for _ in range(taps))
         self.fc_norm = each if config.fc_norm else None
-        if config.mrope_section is not None:
-            shape = config.rotary_dim, config.rope_theta, config.mrope_section
-            rotary = MultimodalRotary(*shape, interleaved=config.mrope_interleaved)
+        if (rotary := config.multimodal_rotary()) is not None:
             self.decoder.add_module("rotary_emb", rotary)
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(width, config.draft_vocabulary, bias=False)

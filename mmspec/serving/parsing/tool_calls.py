@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import cast
 
+from mmspec.open_types import Json
 from mmspec.serving.parsing.json_object import ObjectReader
 from mmspec.serving.parsing.tool_formats import TOOL_NAME, ToolFormat
 
@@ -15,6 +16,11 @@ __all__ = ["CallArguments", "CallEnd", "CallStart", "Content", "Piece", "ToolPar
 
 ARGUMENTS = {"arguments", "parameters"}
 MEMBERS = {"name", "id", "type", "index"} | ARGUMENTS
+#: Types of JSON schemas that a value of Python has.
+TYPE_OF = {
+    str: {"string"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}, list: {"array"},
+    dict: {"object"}, type(None): {"null"},
+}  # fmt: skip
 MOST_HEAD = 400  # characters between a mark and the JSON object
 
 
@@ -164,6 +170,103 @@ class CallReader:
         self.is_done = tail in self._form.tails
 
 
+class ElementsReader:
+    """Reads one call whose arguments are XML elements, after its mark; the same interface as `CallReader`.
+
+    The call is `<function=name><parameter=key>value</parameter>...</function></tool_call>`. Its arguments
+    become JSON: values are text, unless the schema of the tool says otherwise.
+    """
+
+    def __init__(self, form: ToolFormat, schemas: Mapping[str, Json]) -> None:
+        self.is_complete = self.is_done = self.has_started = False
+        self.text = ""
+        self.sent = 0
+        self._form, self._schemas = form, schemas
+        self._name = ""
+        self._key: str | None = None  # of the value that is being read
+        self._keys: set[str] = set()
+        self._part = ""  # text since the last element
+
+    def add(self, character: str) -> list[Piece]:
+        """Read a character.
+
+        Raises:
+            ValueError: the text is not a call; the character was not read.
+        """
+        part = self._part + character
+        if self._key is None:
+            part = part.lstrip()
+        found = self._end_part(part)
+        self._part = "" if found is not None else part
+        self.text += character
+        if found:
+            self.sent = len(self.text)
+        return found or []
+
+    def _end_part(self, part: str) -> list[Piece] | None:
+        """Return the pieces of a part that is complete; None if it goes on."""
+        if self._key is not None:
+            if not part.endswith("</parameter>"):
+                return None
+            value = part.removesuffix("</parameter>").removeprefix("\n").removesuffix("\n")
+            schema = (self._schemas.get(self._name) or {}).get("properties") or {}
+            member = {self._key: typed(value, schema.get(self._key))}
+            text = json.dumps(member, ensure_ascii=False)[1:-1]
+            comma = ", " if len(self._keys) > 1 else ""
+            self._key = None
+            return [CallArguments(comma + text)]
+        if self.is_complete:
+            known = self._form.tails
+        else:
+            known = ("<parameter=", "</function>") if self.has_started else ("<function=",)
+        if not any(one.startswith(part[: len(one)]) for one in known):
+            raise ValueError("the text is no element of a call")
+        if part in self._form.tails:
+            self.is_done = True
+            return []
+        if part == "</function>":
+            self.is_complete = True
+            return [CallArguments("}")]
+        opened = re.fullmatch(r"<(function|parameter)=([^>\n]*)>", part)
+        if opened is None:
+            if len(part) > MOST_HEAD:
+                raise ValueError("the name is too long")
+            return None
+        name = opened[2]
+        if opened[1] == "parameter":
+            if not name or name in self._keys:
+                raise ValueError("a parameter has no name, or occurs twice")
+            self._key = name
+            self._keys.add(name)
+            return []
+        if not re.fullmatch(TOOL_NAME, name):
+            raise ValueError("the name is not the name of a tool")
+        self._name, self.has_started = name, True
+        return [CallStart(name), CallArguments("{")]
+
+
+def typed(text: str, schema: object) -> object:
+    """Return the value of a text by its schema; the text itself where the value has to be a string."""
+    types = types_of(schema)
+    if not types - {"string"}:
+        return text
+    try:
+        value = json.loads(text.lower() if text in ("True", "False") else text)
+        json.dumps(value, allow_nan=False)
+    except (ValueError, RecursionError):
+        return text
+    return text if "string" in types and TYPE_OF[type(value)].isdisjoint(types) else value
+
+
+def types_of(schema: object) -> set[str]:
+    """Return the types that a schema names, those of its alternatives included."""
+    if not isinstance(schema, dict):
+        return set()
+    given = schema.get("type", [])
+    alternatives = [one for key in ("anyOf", "oneOf") for one in schema.get(key) or ()]
+    return {*([given] if isinstance(given, str) else given)}.union(*map(types_of, alternatives))
+
+
 class ToolParser:
     """Splits a text that grows into pieces, which do not depend on how the text is cut, once joined.
 
@@ -173,14 +276,15 @@ class ToolParser:
 
     Args:
         form: format of the calls.
-        names: names that calls without a mark may have, since JSON may also be the answer itself.
+        tools: schemas of the parameters of each tool. Calls without a mark have one of these names, since
+            JSON may also be the answer itself.
     """
 
-    def __init__(self, form: ToolFormat, names: Collection[str] = ()) -> None:
-        self._form, self._names = form, frozenset(names)
+    def __init__(self, form: ToolFormat, tools: Mapping[str, Json] | None = None) -> None:
+        self._form, self._tools = form, tools or {}
         self._held = ""  # text that is not read yet
         self._blank = ""  # blanks that may stand before a call
-        self._call: CallReader | None = None
+        self._call: CallReader | ElementsReader | None = None
         self._mark = ""  # of the current call, with the blanks before it; or a separator after a call
         self._may_open = form.is_bare  # whether a call without a mark may begin
         self._follows = False  # whether nothing but blanks has followed a call
@@ -224,7 +328,7 @@ class ToolParser:
                 self._follows, self._may_open = False, True
             elif self._may_open and text[0] == "{":
                 self._mark, self._held = self._mark + blank, text
-                self._call = CallReader(self._form, self._names)
+                self._call = CallReader(self._form, self._tools)
                 return True
             else:
                 self._held, self._mark = self._mark + self._held, ""
@@ -240,7 +344,8 @@ class ToolParser:
         self._say(pieces, self._held[:place])
         self._mark, self._blank = self._blank + mark, ""
         self._held = self._held[place + len(mark) :]
-        self._call = CallReader(self._form, None)
+        is_xml = self._form.is_xml
+        self._call = ElementsReader(self._form, self._tools) if is_xml else CallReader(self._form, None)
         return True
 
     def _is_closing(self, text: str) -> bool:
@@ -249,7 +354,7 @@ class ToolParser:
 
     def _read_call(self, pieces: list[Piece]) -> None:
         """Read the current call as far as the text goes."""
-        call, held = cast(CallReader, self._call), self._held
+        call, held = cast(CallReader | ElementsReader, self._call), self._held
         for place, character in enumerate(held):
             try:
                 pieces += call.add(character)
@@ -264,7 +369,7 @@ class ToolParser:
         self._held = ""
 
     def _end_call(self, pieces: list[Piece], is_valid: bool) -> None:
-        call = cast(CallReader, self._call)
+        call = cast(CallReader | ElementsReader, self._call)
         pieces.append(CallEnd(is_valid, self._mark + call.text, call.text[call.sent :]))
         self._call, self._mark = None, ""
         self._follows, self._has_called = is_valid, True
@@ -272,7 +377,7 @@ class ToolParser:
 
     def _abandon(self, pieces: list[Piece]) -> None:
         """End a call that is not well-formed; before its beginning is known, read its text as content."""
-        call = cast(CallReader, self._call)
+        call = cast(CallReader | ElementsReader, self._call)
         if call.has_started:
             self._end_call(pieces, False)
             return

@@ -16,7 +16,8 @@ TOOL_NAME = r"[a-zA-Z0-9_.:/-]{1,128}"
 class ToolFormat:
     """Format in which a model writes tool calls: a mark, a head, a JSON object and a tail.
 
-    Either the head holds the tool's name and the object holds the arguments, or the object holds both.
+    Either the head holds the tool's name and the object holds the arguments, or the object holds both. In a
+    format with `is_xml`, arguments are XML elements instead (`ElementsReader`).
 
     Attributes:
         marks: texts that begin a call.
@@ -24,6 +25,7 @@ class ToolFormat:
         tails: texts that may follow the object, without blanks; with "", the object ends the call.
         closers: texts after a call that belong to no content.
         separator: character after which a call needs no mark.
+        is_xml: whether arguments are XML elements.
         is_bare: whether an answer may begin with a call without a mark.
         tokens: texts that tokenizers may hold as special tokens, which have to reach the parser.
         id_length: length of the ids that chat templates of this format require; None for any id.
@@ -41,6 +43,7 @@ class ToolFormat:
     suffix: str = ""
     closers: tuple[str, ...] = ()
     separator: str = ""
+    is_xml: bool = False
     is_bare: bool = False
     tokens: tuple[str, ...] = ()
     id_length: int | None = None
@@ -53,6 +56,9 @@ HERMES = ToolFormat(
     start='<tool_call>\n{"name": "%s", "arguments": ',
     end="}\n</tool_call>",
     tokens=("<tool_call>", "</tool_call>"),
+)
+QWEN3_CODER = replace(
+    HERMES, is_xml=True, start="<tool_call>\n<function=%s>\n", end="</function>\n</tool_call>"
 )
 LLAMA3 = ToolFormat(
     marks=("<|python_tag|>",),
@@ -96,6 +102,7 @@ DEEPSEEK = ToolFormat(
 #: Formats by name, with the names of vLLM where it has them. Each parser also reads the format's variants.
 TOOL_FORMATS = {
     "hermes": HERMES,
+    "qwen3_coder": QWEN3_CODER,
     "llama3_json": LLAMA3,
     "mistral": MISTRAL,
     "mistral_args": replace(MISTRAL, prefix="", start="[TOOL_CALLS]%s[ARGS]", end="", between="", suffix=""),
@@ -113,8 +120,7 @@ def find_tool_format(template: str, tokens: Collection[str]) -> str | None:
     """
     for text in (template, "\n".join(tokens)):
         if "<tool_call>" in text:
-            # Qwen3-Coder and its successors write arguments as XML
-            return None if "<function=" in template else "hermes"
+            return "qwen3_coder" if "<function=" in template else "hermes"
         if "[TOOL_CALLS]" in text:
             return "mistral_args" if "[ARGS]" in text else "mistral"
         if BEGIN in text:

@@ -101,6 +101,7 @@ class PruningPolicy:
         if self._pauses.goes_on() or not self.cost.is_measured(PLAIN):
             return True
         if self._since_plain >= self.config.remeasure_rounds:
+            self._since_plain = 0
             return True
         return self._pauses.begins(pays=self._tokens / self._time >= self.config.least_speedup)
 
@@ -141,11 +142,15 @@ class PruningPolicy:
             self._kept.append(max(self.config.least_nodes, self.nodes[choice]))
         if not tokens:
             return
-        given, usual = fmean(tokens), self.cost(choice) + levels * self._level_cost
-        # Without candidates, the target's part costs 1 by definition; otherwise drafts would seem to pay off
-        # on a machine that gets faster.
+        given = fmean(tokens)
+        if not (choice or drafting):  # a plain round costs 1 by definition
+            self._tokens, self._time = decay * self._tokens + given, decay * self._time + 1
+            return
+        usual = self.cost(choice) + levels * self._level_cost
+        # Without candidates, the target's part costs 1 too; otherwise drafts would seem to pay off on a
+        # machine that gets faster.
         measured = self.cost.plain(seconds) if choice or levels else 1 + self.cost.plain(drafting)
         time = min(measured, self.config.stall * usual)
-        if self.cost.is_measured(PLAIN) and (choice or drafting):
+        if self.cost.is_measured(PLAIN):
             self._pauses.record(time - given)
         self._tokens, self._time = decay * self._tokens + given, decay * self._time + time

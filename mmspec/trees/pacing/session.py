@@ -41,7 +41,8 @@ class PacedSession(DraftSession, Generic[Policy]):
     """Wraps another drafter's session, and reports the time and tokens of each round to a policy.
 
     A round lasts from `propose` until the host has read its tokens. Prefills belong to no round: they take
-    the same time for every draft size.
+    the same time for every draft size. A round to which grammars have added certain tokens costs more, and
+    gives more, than its choice: it counts only until the choice is measured.
 
     Args:
         drafter: the drafter of the session.
@@ -55,6 +56,7 @@ class PacedSession(DraftSession, Generic[Policy]):
         choice: of the current round; None between rounds, and in a round with a whole draft.
         started: start of the current round, in seconds.
         lengths: of the outputs at that time, in tokens.
+        nodes: n of the current draft, without certain tokens.
     """
 
     row_fields = named("inner", "may_vary")
@@ -68,6 +70,7 @@ class PacedSession(DraftSession, Generic[Policy]):
         self.choice: int | None = None
         self.started = 0.0
         self.lengths: list[int] = []
+        self.nodes = 0
         self._nothing = batch.prefill.logits.new_zeros(1, 0, batch.prefill.logits.shape[-1])
 
     def propose(self, canvas: Canvas) -> Draft:
@@ -78,6 +81,7 @@ class PacedSession(DraftSession, Generic[Policy]):
         else:
             self.choice, draft = None, self._draft_whole(canvas)
         self.passes = self.inner.passes
+        self.nodes = draft.valid.shape[1]
         return draft
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
@@ -126,6 +130,9 @@ class PacedSession(DraftSession, Generic[Policy]):
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.inner.observe(draft, output, scores, verdict)
+        is_longer = draft.valid.shape[1] > self.nodes
+        if is_longer and self.choice is not None and self.policy.cost.is_measured(self.choice):
+            self.choice = None
 
 
 class SizedSession(PacedSession[SizePolicy]):
