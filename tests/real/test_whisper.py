@@ -1,4 +1,4 @@
-"""Whisper tiny.en, if its package is installed: spoken sentences, with drafts the transcripts of `generate`."""
+"""Whisper tiny.en, if its package is installed: transcripts with drafts are those of `generate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from scipy.signal import resample_poly
 from transformers import WhisperForConditionalGeneration, WhisperProcessor, pipeline
 
 import mmspec
@@ -49,7 +48,8 @@ def sounds(tmp_path_factory: pytest.TempPathFactory) -> list[np.ndarray]:
         file = tmp_path_factory.mktemp("speech") / f"{index}.wav"
         subprocess.run(["espeak-ng", "-v", "en-us", "-w", str(file), sentence], check=True)
         samples, rate = soundfile.read(file, dtype="float32")
-        spoken.append(resample_poly(samples, RATE, rate).astype("float32"))
+        places = np.arange(0, len(samples), rate / RATE)
+        spoken.append(np.interp(places, np.arange(len(samples)), samples).astype("float32"))
     return spoken
 
 
@@ -64,7 +64,7 @@ def test_transcripts_of_a_batch_are_those_of_generate(folder: Path, sounds: list
             loop = mmspec.accelerate("copy")
             assert torch.equal(model.generate(**inputs, **settings, custom_generate=loop), expected)
     texts = processor.batch_decode(expected, skip_special_tokens=True)
-    assert "brown fox" in texts[0] and texts[1].count("words") >= 2
+    assert "the dog does not mind at all" in texts[0] and texts[1].count("words") >= 2
     assert sum(loop.stats.accepted) > 0
 
 
