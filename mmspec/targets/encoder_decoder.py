@@ -26,7 +26,10 @@ from mmspec.targets.admission import places_of, refusal
 from mmspec.targets.causal import CausalTarget, to_device
 from mmspec.transformers_versions import ENCODE
 
-__all__ = ["ENCODED", "ENCODER_TOKENS", "CrossCache", "EncoderDecoderTarget", "prompt_of"]
+__all__ = [
+    *("ENCODED", "ENCODER_TOKENS", "CrossCache", "EncoderDecoderTarget"),
+    *("prompt_of", "shares_encoder"),
+]
 
 ENCODED, MASK = "encoder_outputs", "attention_mask"
 #: Name of the encoder's own token ids in a prompt, whose `input_ids` are the decoder's.
@@ -260,6 +263,21 @@ def embedding_at(positions: Tensor) -> Maker:
         return embed
 
     return make
+
+
+def shares_encoder(draft: object, target: object) -> bool:
+    """Whether two targets have the same encoder, so that one reads the output of the other's."""
+    if not (isinstance(draft, EncoderDecoderTarget) and isinstance(target, EncoderDecoderTarget)):
+        return False
+    own, other = draft.model.get_encoder(), target.model.get_encoder()
+    if own is other:
+        return True
+    weights, others = own.state_dict(), other.state_dict()
+    return (
+        type(own) is type(other)
+        and weights.keys() == others.keys()
+        and all(torch.equal(weight, others[name]) for name, weight in weights.items())
+    )
 
 
 def prompt_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

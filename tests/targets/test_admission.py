@@ -26,11 +26,15 @@ from transformers import (
     GPTNeoForCausalLM,
     Kosmos2_5Config,
     Kosmos2_5ForConditionalGeneration,
+    LEDConfig,
+    LEDForConditionalGeneration,
     ModernBertDecoderConfig,
     ModernBertDecoderForCausalLM,
     OpenAIGPTConfig,
     OpenAIGPTLMHeadModel,
     PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
     VoxtralRealtimeConfig,
     VoxtralRealtimeForConditionalGeneration,
     XLMConfig,
@@ -97,6 +101,16 @@ REFUSED: dict[str, tuple[Callable[[], PreTrainedModel], str]] = {
     "a second cache": (tiny_voxtral_realtime, r"more than one cache \(.*encoder_(past_key_values|cache)"),
     "cross-attention": (tiny_bart, "cross-attention"),
     "a mask of its own": (tiny_gpt_neo, "its own mask"),
+    "relative positions": (
+        lambda: T5ForConditionalGeneration(T5Config(d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)),
+        "relative positions of places in the cache",
+    ),
+    "positions that the decoder counts": (
+        lambda: LEDForConditionalGeneration(
+            LEDConfig(vocab_size=32, d_model=16, encoder_layers=1, decoder_layers=1, attention_window=[4])
+        ),
+        "counts the positions of its decoder's tokens itself",
+    ),
     "layers that cannot be found": (
         lambda: ModernBertDecoderForCausalLM(ModernBertDecoderConfig(**TEXT)),
         "has a Linear for its decoder",

@@ -9,7 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
+import mmspec
+from mmspec.accelerator import Accelerator
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.draft import DraftKind, Tree
@@ -18,13 +21,20 @@ from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
-from mmspec.targets import adapt
+from mmspec.errors import InputError, UnsupportedModelError
+from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.encoder_decoder import EncoderDecoderTarget, prompt_of
 from tests.targets.loop import decode, oracle
+from tests.tiny_models import tiny_llama
 from tests.tiny_models.encoder_decoder import (
     ENCODER_DECODERS,
+    PLACES,
     VOCABULARY,
     encoder_inputs_of,
+    tiny_bart,
+    tiny_moonshine,
+    tiny_trocr,
+    tiny_whisper,
 )
 
 NEW_TOKENS = 40
@@ -104,21 +114,124 @@ def test_rows_that_enter_leave_and_are_overwritten_keep_their_encoder_states(mod
     torch.testing.assert_close(scores(left.joined(state([1]), (2, 1)).part([2, 1], 3)), alone[[1, 0]])
 
 
+def sampled(
+    target: CausalTarget, prompts: list[dict[str, Any]], rows: list[int], accelerator: Accelerator
+) -> list[list[int]]:
+    """Drawn outputs of some rows, each with its own seed."""
+    requests = [Request(prompts[row]) for row in rows]
+    canvas = Canvas([each.prompt_tokens for each in requests], Stopping(20), DecodingStats(), target.device)
+    random = RandomStream.from_seed([5 + row for row in rows], len(rows))
+    sampler = Sampler(temperature=0.8, top_p=0.95)
+    for _ in speculate(target, accelerator.fit(target).decoder, sampler, requests, canvas, random):
+        pass
+    return canvas.outputs()
+
+
 def test_sampled_rows_are_those_of_the_row_alone_and_of_plain_decoding(model: PreTrainedModel) -> None:
-    prompts, _ = rows_of(model)
-    target = adapt(model)
+    (prompts, _), target = rows_of(model), adapt(model)
+    plain = build_accelerator("none")
+    together = sampled(target, prompts, [0, 1, 2], plain)
+    assert [sampled(target, prompts, [row], plain)[0] for row in range(3)] == together
+    assert sampled(target, prompts, [0, 1, 2], build_accelerator("copy", min_match=1)) == together
 
-    def sampled(rows: list[int], name: str) -> list[list[int]]:
-        requests = [Request(prompts[row]) for row in rows]
-        stats = DecodingStats()
-        canvas = Canvas([each.prompt_tokens for each in requests], Stopping(20), stats, target.device)
-        random = RandomStream.from_seed([5 + row for row in rows], len(rows))
-        accelerator = build_accelerator(name, **({"min_match": 1} if name == "copy" else {}))
-        sampler = Sampler(temperature=0.8, top_p=0.95)
-        for _ in speculate(target, accelerator.decoder, sampler, requests, canvas, random):
-            pass
-        return canvas.outputs()
 
-    plain = sampled([0, 1, 2], "none")
-    assert [sampled([row], "none")[0] for row in range(3)] == plain
-    assert sampled([0, 1, 2], "copy") == plain
+@pytest.mark.parametrize("options", [{}, {"tree": "2x2"}])
+def test_draft_model_with_the_same_encoder_reads_its_output(options: dict[str, str]) -> None:
+    model, draft = tiny_whisper(), tiny_whisper(seed=3)
+    draft.model.encoder.load_state_dict(model.model.encoder.state_dict())
+    (prompts, answers), target = rows_of(model), adapt(model)
+    accelerator = build_accelerator("draft_model", model=draft, **options).fit(target)
+    calls: list[int] = []
+    for each in (model, draft):
+        each.get_encoder().register_forward_hook(lambda *_: calls.append(1))
+    assert decode(target, accelerator, prompts, Stopping(NEW_TOKENS)).outputs == answers
+    assert len(calls) == 3
+    plain = sampled(target, prompts, [0, 1, 2], build_accelerator("none"))
+    if not options:
+        assert sampled(target, prompts, [0, 1, 2], accelerator) == plain
+    inputs = encoder_inputs_of(model, 0)
+    loop = mmspec.accelerate("draft_model", drafter=draft, **options)
+    expected = GenerationMixin.generate(model, **inputs, max_new_tokens=8)
+    assert torch.equal(
+        GenerationMixin.generate(model, **inputs, max_new_tokens=8, custom_generate=loop), expected
+    )
+
+
+def test_exact_copy_of_the_model_is_always_right() -> None:
+    """Its drafts would be wrong with other encoder states, positions or masks than the target's."""
+    for model in (tiny_whisper(), tiny_bart(), tiny_trocr(), tiny_moonshine()):
+        (prompts, answers), target = rows_of(model), adapt(model)
+        accelerator = build_accelerator("draft_model", model=model, num_draft_tokens=4).fit(target)
+        run = decode(target, accelerator, prompts, Stopping(NEW_TOKENS))
+        assert run.outputs == answers and run.stats.target_forwards == 1 + -(-(NEW_TOKENS - 1) // 5)
+
+
+def test_draft_model_with_another_encoder_reads_the_sound_itself() -> None:
+    model, draft = tiny_whisper(), tiny_whisper(seed=3)
+    (prompts, answers), target = rows_of(model), adapt(model)
+    accelerator = build_accelerator("draft_model", model=draft).fit(target)
+    assert decode(target, accelerator, prompts, Stopping(NEW_TOKENS)).outputs == answers
+    loop = mmspec.accelerate("draft_model", drafter=draft)
+    with pytest.raises(InputError, match="encoder of its target"):
+        model.generate(**encoder_inputs_of(model, 0), max_new_tokens=8, custom_generate=loop)
+    with pytest.raises(InputError, match="must be an encoder-decoder"):
+        build_accelerator("draft_model", model=tiny_llama()).fit(target)
+
+
+def test_padded_batch_of_generate_gives_the_tokens_of_generate() -> None:
+    """Texts padded on the right; prompts of the decoder padded on the left, as Whisper passes them."""
+    bart, whisper = tiny_bart(), tiny_whisper()
+    texts = [encoder_inputs_of(bart, seed)["input_ids"][0] for seed in (0, 2)]
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    texts_padded = {"input_ids": ids, "attention_mask": (ids != 0).long()}
+    tokens = torch.tensor([[0, 0, 3, 9], [3, 8, 7, 30]])
+    sounds = torch.cat([encoder_inputs_of(whisper, seed)["input_features"] for seed in (0, 1)])
+    prompts = {"decoder_input_ids": tokens, "decoder_attention_mask": (tokens != 0).long()}
+    for model, inputs in ((bart, texts_padded), (whisper, {"input_features": sounds, **prompts})):
+        for name in ("none", "copy"):
+            loop = mmspec.accelerate(name)
+            how: dict[str, Any] = {**inputs, "max_new_tokens": NEW_TOKENS, "return_dict_in_generate": True}
+            expected = GenerationMixin.generate(model, **how).sequences
+            assert torch.equal(
+                GenerationMixin.generate(model, **how, custom_generate=loop).sequences, expected
+            )
+
+
+def test_last_position_is_reached_with_drafts_and_not_passed() -> None:
+    for model in (tiny_whisper(), tiny_bart()):
+        inputs, start = encoder_inputs_of(model, 0), torch.tensor([[3]])
+        how: dict[str, Any] = {**inputs, "decoder_input_ids": start, "max_new_tokens": PLACES}
+        expected = GenerationMixin.generate(model, **how)
+        for loop in (
+            mmspec.accelerate("none"),
+            mmspec.accelerate("copy", min_match=1, num_draft_tokens=8),
+        ):
+            assert torch.equal(GenerationMixin.generate(model, **how, custom_generate=loop), expected)
+        how["max_new_tokens"] = PLACES + 1
+        with pytest.raises(UnsupportedModelError, match=f"has {PLACES} positions"):
+            GenerationMixin.generate(model, **how, custom_generate=loop)
+
+
+def test_rows_of_a_model_without_encoder_masks_must_be_alike() -> None:
+    model = tiny_whisper()
+    target, prompt = adapt(model), prompt_of(model, encoder_inputs_of(model, 0))
+    short = BaseModelOutput(torch.randn(1, 12, 32))
+    prompts = [prompt, {"input_ids": prompt["input_ids"], "encoder_outputs": short}]
+    with pytest.raises(UnsupportedModelError, match="no mask for encoder states"):
+        decode(target, build_accelerator("none"), prompts, Stopping(4))
+
+
+def test_whisper_runs_in_place_and_shares_the_rules_of_its_generate() -> None:
+    """Suppressed tokens, timestamps and sounds longer than a window, which transformers splits."""
+    model = tiny_whisper()
+    config = model.generation_config
+    config.update(suppress_tokens=[4, 5], begin_suppress_tokens=[6], eos_token_id=49)
+    config.no_timestamps_token_id, config.is_multilingual = 50, False
+    sounds = torch.cat([encoder_inputs_of(model, seed)["input_features"] for seed in (0, 1)])
+    for settings in ({}, {"return_timestamps": True}, {"temperature": 0.0}):
+        expected = model.generate(input_features=sounds, max_new_tokens=NEW_TOKENS, **settings)
+        mmspec.enable(model, "copy", min_match=1)
+        found = model.generate(input_features=sounds, max_new_tokens=NEW_TOKENS, **settings)
+        (summary,) = mmspec.summary(model)
+        mmspec.disable(model)
+        assert torch.equal(found, expected) and summary.calls >= 1

@@ -16,18 +16,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 
-from mmspec.core.canvas import Canvas
+from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
-from mmspec.core.indexing import pick
-from mmspec.core.interfaces import AnyTarget, DraftSession, TargetOutput, TargetState
+from mmspec.core.indexing import pick, take
+from mmspec.core.interfaces import AnyTarget, DraftSession, Request, TargetOutput, TargetState
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import named
+from mmspec.core.sampling import AnySampler
 from mmspec.core.session import ModelDrafter, PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.errors import CheckpointError, InputError, UnsupportedModelError
 from mmspec.heads.frequent_output import restrict_output
 from mmspec.targets import CausalTarget
+from mmspec.targets.encoder_decoder import ENCODED, EncoderDecoderTarget, shares_encoder
 from mmspec.targets.mixers import find_mixers
 from mmspec.targets.thinned import attention_behind, guided_and_even
 from mmspec.trees.growth import StaticTree, TreeGrowth, constant, drawable, static_tree
@@ -68,6 +70,10 @@ class DraftModelSession(DraftSession):
             {**inputs, "input_ids": inputs["input_ids"].clamp_max(last)}
             for inputs in (request.draft_inputs or request.inputs for request in batch.requests)
         ]
+        if drafter.shares_encoder:
+            known: Any = batch.prefill.cache
+            tokens = ({"input_ids": prompt["input_ids"]} for prompt in prompts)
+            prompts = [own | encoded for own, encoded in zip(tokens, known.inputs, strict=False)]
         self.waiting: PromptBatch | None = batch  # until the target's state is attached, for `places`
         self.prompts: Sequence[Mapping[str, Tensor]] = prompts
         self.places: Sequence[Tensor | None] | None = None
@@ -235,6 +241,7 @@ class DraftModelDrafter(ModelDrafter):
     model: CausalTarget
     target: CausalTarget | None = None
     mask_token: int | None = None
+    shares_encoder: bool = False  # with the target: the draft model reads the output of the target's encoder
 
     def __init__(
         self,
@@ -296,13 +303,23 @@ class DraftModelDrafter(ModelDrafter):
 
     def fit(self, target: AnyTarget) -> DraftModelDrafter:
         self.check(target)
-        if self.keep is None:
-            return self
-        if not isinstance(target, CausalTarget):
+        if self.keep is not None and not isinstance(target, CausalTarget):
             raise InputError("keep", self.keep, "must be None: this target's attention cannot be read")
+        if isinstance(target, EncoderDecoderTarget) and not isinstance(self.model, EncoderDecoderTarget):
+            rule = "must be an encoder-decoder, as its target is"
+            raise InputError("drafter", type(self.model.model).__name__, rule)
+        shares = shares_encoder(self.model, target)
+        if self.keep is None and shares == self.shares_encoder:
+            return self
         fitted = copy.copy(self)
-        fitted.target = target
+        fitted.target, fitted.shares_encoder = None if self.keep is None else target, shares
         return fitted
+
+    def admit(self, requests: Sequence[Request], sampler: AnySampler, stopping: Stopping) -> None:
+        super().admit(requests, sampler, stopping)
+        if not self.shares_encoder and any(ENCODED in request.inputs for request in requests):
+            rule = "must have the encoder of its target, whose output is all that `generate` passes on"
+            raise InputError("drafter", type(self.model.model).__name__, rule)
 
     def places(
         self, prompts: Sequence[Mapping[str, Tensor]], batch: PromptBatch, state: TargetState
