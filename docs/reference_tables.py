@@ -114,12 +114,13 @@ def shared_options() -> str:
 
 def rule_options() -> str:
     """Return a table of the options of acceptance rules."""
-    own = [name for name in RULES if name in METHODS and RULES[name] in rules_of(METHODS[name])]
+    own = {name for name in RULES if name in METHODS and RULES[name] in rules_of(METHODS[name])}
+    own |= {method.rule for method in METHODS.values() if method.rule in method.rules}
     rows = [
         (f"`{name}`", *row) for name in RULES if name not in own for row in listed(meanings_of_rule(name))
     ]
     made = table(("`acceptance=`", "option", "default", "meaning"), rows)
-    return f"{made}\n\nOther rules have no options, or those of the accelerator of the same name."
+    return f"{made}\n\nOther rules have no options, or those of the accelerator that they belong to."
 
 
 def call_keywords() -> str:

@@ -234,10 +234,13 @@ class Plugins(Mapping[str, T], Generic[T]):
     Args:
         kind: kind of plug-in, for error messages.
         find: returns all plug-ins.
+        former: names that plug-ins had before, with those of today.
     """
 
-    def __init__(self, kind: str, find: Callable[[], Mapping[str, T]]) -> None:
-        self.kind, self._find = kind, find
+    def __init__(
+        self, kind: str, find: Callable[[], Mapping[str, T]], former: Mapping[str, str] | None = None
+    ) -> None:
+        self.kind, self._find, self.former = kind, find, former or {}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._find())
@@ -252,9 +255,11 @@ class Plugins(Mapping[str, T], Generic[T]):
         """Return the plug-in of that name.
 
         Raises:
-            InputError: no such name; the message has the nearest one and all others.
+            InputError: no such name; the message has the one of today, or the nearest one and all others.
         """
         found = self._find()
+        if isinstance(name, str) and name in self.former:
+            raise InputError(self.kind, name, f"must be {self.former[name]!r}, the new name of this one")
         if not isinstance(name, str) or name not in found:
             raise InputError(self.kind, name, did_you_mean(name, found))
         return found[name]
@@ -355,7 +360,7 @@ class Located(Plugins[Any]):
 METHODS: Plugins[Method] = Plugins("accelerator", methods)
 FAMILIES: Plugins[Family] = Plugins("family", families)
 HEADS: Plugins[Head] = Plugins("head", heads)
-RULES = Located("acceptance", rules)
+RULES = Located("acceptance", rules, {"low_confidence": "most_confident"})
 
 
 def keywords(function: Callable[..., object]) -> list[str]:
