@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import json
 import re
 import sys
@@ -603,6 +604,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 #: Hatching of each promise in the figures; colours are those of `mmspec bench`.
 STYLES = {"exact": "", "bounded": "", "approximate or lossy": "////"}
 LONGEST = 48  # characters of a label in a figure
+COLOURS = 256  # of a figure, for a small file
 
 
 def draw_figures() -> None:
@@ -610,6 +612,7 @@ def draw_figures() -> None:
     from matplotlib.colors import to_rgba
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
+    from PIL import Image
 
     from mmspec.evaluation.speed.plots import PROMISE_COLOURS
     from mmspec.plugins import METHODS
@@ -623,7 +626,7 @@ def draw_figures() -> None:
         axes = figure.subplots()
         for place, row in enumerate(rows):
             colour, hatch = colours[promise(row)], STYLES[promise(row)]
-            own = row["accelerator"].split(":")[0] == name
+            own = method_of(row) == name
             length, style = row["acceptance_length"], {"hatch": hatch, "edgecolor": "white", "linewidth": 0}
             axes.barh(place, length, color=to_rgba(colour, 1 if own else 0.35), **style)
             if row.get("acceptance_interval"):
@@ -639,7 +642,8 @@ def draw_figures() -> None:
         figure.legend(handles=key, loc="outside upper right", ncols=len(key), frameon=False, fontsize=8)
         folder = (EXTRAS if (EXTRAS / f"{name}.md").exists() else DOCS / "methods") / "figures"
         folder.mkdir(exist_ok=True)
-        figure.savefig(folder / f"{name}.png", dpi=96)
+        figure.savefig(drawn := io.BytesIO(), dpi=96)
+        Image.open(drawn).convert("RGB").quantize(COLOURS).save(folder / f"{name}.png", optimize=True)
 
 
 def promise(row: dict[str, Any]) -> str:
@@ -655,9 +659,26 @@ def compared(name: str) -> tuple[str, list[dict[str, Any]]] | None:
         rows = recorded(record)
         if record in DRAFTERS:
             subject, rows = f"{subject}, descriptions", [row for row in rows if row["category"] == "describe"]
-        if any(row["accelerator"].split(":")[0] == name for row in rows):
+        if any(method_of(row) == name for row in rows):
             return subject, rows
-    return None
+    if not (DOCS / "methods" / f"{name}.md").exists():
+        return None  # the pages of mmspec-extras have no further figures
+    rows = [row for row in recorded("real-words-60-cpu") if row["category"] == ""]
+    if any(method_of(row) == name for row in rows):
+        return "SmolLM2-135M on Spec-Bench, greedy", rows
+    rows = [row for row in recorded("diffusion-cpu") if row["task"] == "describe"]
+    modes = {row["mode"] for row in rows if method_of(row) == name}
+    rows = [
+        row | {"acceptance_length": row["tokens_a_forward"], "acceptance_interval": row["interval"]}
+        for row in rows
+        if row["mode"] in modes and (row["accelerator"] in MASKED or method_of(row) == name)
+    ]
+    return ("scenes-diffusion, descriptions", rows) if rows else None
+
+
+def method_of(row: dict[str, Any]) -> str:
+    """Return the name of a row's method."""
+    return str(row["accelerator"].split(":")[0])
 
 
 def accelerators() -> str:
@@ -706,9 +727,9 @@ def method(name: str) -> str:
             "| setting | measured on | tokens per forward pass | speed-up | promise |",
             "|---|---|---|---|---|",
             *rows,
-            "",
-            f"![Tokens per forward pass of this method and of others](figures/{name}.png)",
         ]
+    if compared(name) is not None:
+        lines += ["", f"![Tokens per forward pass of this method and of others](figures/{name}.png)"]
     return "\n".join(lines)
 
 
