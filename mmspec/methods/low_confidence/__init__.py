@@ -10,6 +10,7 @@ METHODS = (
         drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
         rule="most_confident",
         rules={"most_confident": "mmspec.places.confidence:LowConfidence"},
+        former_rules={"low_confidence": "most_confident"},
         tuned=("low_confidence",),
     ),
 )
