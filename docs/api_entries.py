@@ -11,12 +11,18 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 from reference_tables import SETTINGS, table
 
 SECTION = r"^{name}:\n((?:(?: .*)?\n)+)"
 ENTRY = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*(?:\n {8}.*)*)", re.MULTILINE)
+#: Public members that are for the package alone, by the last filter of mkdocstrings.
+INTERNAL = re.compile(
+    re.findall(r'"!(\^.*?)"', (Path(__file__).parents[1] / "mkdocs.yml").read_text(encoding="utf-8"))[-1]
+)
+CALL = "__call__"
 WIDTH = 100  # characters of a signature on one line
 
 
@@ -123,10 +129,13 @@ def parameters(owner: Any, title: str) -> Iterator[tuple[str, str, str, str]]:
 
 
 def members(owner: Any) -> Iterator[tuple[str, str]]:
-    """Yield rows of the public methods and properties of a class."""
-    for name, member in vars(owner).items() if isinstance(owner, type) else ():
+    """Yield rows of the public methods and properties of a class, and its `__call__` if that is inherited."""
+    own = dict(vars(owner)) if isinstance(owner, type) else {}
+    bases = owner.__mro__[1:] if own else ()
+    own |= next(({CALL: vars(base)[CALL]} for base in bases if CALL not in own and CALL in vars(base)), {})
+    for name, member in own.items():
         member = getattr(member, "__func__", member)
-        if name.startswith("_") and name != "__call__" or not inspect.getdoc(member):
+        if name.startswith("_") and name != CALL or INTERNAL.match(name) or not inspect.getdoc(member):
             continue
         if isinstance(member, property):
             yield f"`{name}`", first_paragraph(member)

@@ -57,6 +57,18 @@ REASONS = {
 }
 
 
+#: Topics of request fields, with patterns of their names; the first that fits counts.
+TOPICS = {
+    "prompt": r"messages|prompt|^model$|template|continue_final|^echo$",
+    "length and end": r"max_|min_tokens|stop|ignore_eos",
+    "sampling": r"temperature|^top_[pk]$|min_p|seed|^n$|penalty|bias|bad_words|allowed_token",
+    "format": r"response_format|structured|guided_|json_schema|^regex$|^ebnf$",
+    "tools and reasoning": r"tool|reasoning|verbosity",
+    "answer": "",
+}
+LONG = 12  # fields of a table that is sorted by topic
+
+
 #: Patterns of strings, in words.
 PATTERNS = {r"^([1-9]\d{0,4}x[1-9]\d{0,4}|auto)$": "`WIDTHxHEIGHT` in pixels, or `auto`"}
 
@@ -114,12 +126,13 @@ def shared_options() -> str:
 
 def rule_options() -> str:
     """Return a table of the options of acceptance rules."""
-    own = [name for name in RULES if name in METHODS and RULES[name] in rules_of(METHODS[name])]
+    own = {name for name in RULES if name in METHODS and RULES[name] in rules_of(METHODS[name])}
+    own |= {method.rule for method in METHODS.values() if method.rule in method.rules}
     rows = [
         (f"`{name}`", *row) for name in RULES if name not in own for row in listed(meanings_of_rule(name))
     ]
     made = table(("`acceptance=`", "option", "default", "meaning"), rows)
-    return f"{made}\n\nOther rules have no options, or those of the accelerator of the same name."
+    return f"{made}\n\nOther rules have no options, or those of the accelerator that they belong to."
 
 
 def call_keywords() -> str:
@@ -218,12 +231,27 @@ def body_fields(name: str, body: Any) -> str:
         content = schema["properties"][field]
         default = "required" if field in required else written(content.get("default"))
         rows.append((f"`{field}`", allowed(content, known), default, keyword_of(field)))
-    texts = [f"### {name[0].upper()}{name[1:]}", table(("field", "values", "default", "in Python"), rows)]
+    columns = ("field", "values", "default", "in Python")
+    if len(rows) > LONG:
+        columns, rows = ("topic", *columns), by_topic(rows)
+    texts = [f"### {name[0].upper()}{name[1:]}", table(columns, rows)]
     if body.ignored:
         texts.append(f"Ignored: {', '.join(f'`{one}`' for one in sorted(body.ignored))}.")
     if body.refused:
         texts.append("Rejected:\n\n" + "\n".join(rejected(body.refused)))
     return "\n\n".join(texts)
+
+
+def by_topic(rows: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Return rows of fields sorted by topic, with the topic in front of the first row of each."""
+    topics = [
+        next(topic for topic, names in TOPICS.items() if re.search(names, row[0].strip("`"))) for row in rows
+    ]
+    made: list[tuple[str, ...]] = []
+    for topic in TOPICS:
+        own = [row for row, of_row in zip(rows, topics, strict=True) if of_row == topic]
+        made += [(topic if index == 0 else "", *row) for index, row in enumerate(own)]
+    return made
 
 
 def keyword_of(field: str) -> str:

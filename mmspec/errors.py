@@ -6,6 +6,8 @@ Every message names the argument and its rule first, then the value that was rec
 
 from __future__ import annotations
 
+from pathlib import Path
+
 __all__ = [
     "CheckpointError",
     "InputError",
@@ -17,9 +19,11 @@ __all__ = [
     "PipelineBusyError",
     "UnknownArgumentError",
     "UnsupportedModelError",
+    "how_to_install",
     "shorten",
 ]
 
+CLONE = Path(__file__).resolve().parents[1]
 SHOWN_CHARACTERS = 80
 MAX_SHOWN_BITS = 256
 
@@ -86,6 +90,14 @@ class PipelineBusyError(MMSpecError, RuntimeError):
 
 class MissingDependencyError(MMSpecError, ImportError):
     """An optional package is missing; the message has the command that installs it."""
+
+
+def how_to_install(extra: str | None = None) -> str:
+    """Return how to install mmspec with an extra: from the clone that it runs in, or from a release."""
+    extras = "" if extra is None else f"[{extra}]"
+    if (CLONE / "pyproject.toml").is_file():
+        return f"pip install -e '.{extras}' in the root of the clone"
+    return f"pip install 'mmspec{extras}'"
 
 
 def shorten(value: object, limit: int = SHOWN_CHARACTERS) -> str:

@@ -115,6 +115,7 @@ class Method:
         beside: a function that adds candidates beside those of a head's drafter, given the drafter and
             options of its own, which all heads with `Drafter.shares_tree` then have.
         rules: acceptance rules that the folder adds, by the names that `acceptance=` takes.
+        former_rules: names that these rules had before, with those of today, for the error.
         trials: settings that `mmspec bench --accelerator all` compares on images, in command line syntax; of
             several values (`window=16|32`) it uses the best.
         tuned: settings that `mmspec tune` tries; () for the sizes of a head's tree.
@@ -133,6 +134,7 @@ class Method:
     head: Head | None = None
     beside: str | None = None
     rules: Mapping[str, str] = field(default_factory=dict)
+    former_rules: Mapping[str, str] = field(default_factory=dict)
     trials: Sequence[str] = ()
     tuned: Sequence[str] = ()
     judged_by: Sequence[str] = ()
@@ -234,10 +236,13 @@ class Plugins(Mapping[str, T], Generic[T]):
     Args:
         kind: kind of plug-in, for error messages.
         find: returns all plug-ins.
+        former: returns the names that plug-ins had before, with those of today.
     """
 
-    def __init__(self, kind: str, find: Callable[[], Mapping[str, T]]) -> None:
-        self.kind, self._find = kind, find
+    def __init__(
+        self, kind: str, find: Callable[[], Mapping[str, T]], former: Callable[[], Mapping[str, str]] = dict
+    ) -> None:
+        self.kind, self._find, self._former = kind, find, former
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._find())
@@ -252,10 +257,12 @@ class Plugins(Mapping[str, T], Generic[T]):
         """Return the plug-in of that name.
 
         Raises:
-            InputError: no such name; the message has the nearest one and all others.
+            InputError: no such name; the message has the one of today, or the nearest one and all others.
         """
         found = self._find()
         if not isinstance(name, str) or name not in found:
+            if isinstance(name, str) and (now := self._former().get(name)) is not None:
+                raise InputError(self.kind, name, f"must be {now!r}, the new name of this one")
             raise InputError(self.kind, name, did_you_mean(name, found))
         return found[name]
 
@@ -293,6 +300,11 @@ def rules() -> dict[str, str]:
     return unique(
         "acceptance", [*shared.items(), *(rule for each in records() for rule in each.rules.items())]
     )
+
+
+def former_rules() -> dict[str, str]:
+    """Names that acceptance rules had before, with those of today."""
+    return {old: new for each in records() for old, new in each.former_rules.items()}
 
 
 @cache
@@ -355,7 +367,7 @@ class Located(Plugins[Any]):
 METHODS: Plugins[Method] = Plugins("accelerator", methods)
 FAMILIES: Plugins[Family] = Plugins("family", families)
 HEADS: Plugins[Head] = Plugins("head", heads)
-RULES = Located("acceptance", rules)
+RULES = Located("acceptance", rules, former_rules)
 
 
 def keywords(function: Callable[..., object]) -> list[str]:

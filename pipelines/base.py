@@ -35,6 +35,7 @@ from mmspec.models.checkpoint import (
     load_processor,
     tokenizer_of,
 )
+from mmspec.models.drafters_file import OwnDrafter
 from mmspec.models.linear_layers import SHARE
 from mmspec.models.weights import execution_device, is_offloaded
 from mmspec.open_types import Keywords, Processor
@@ -78,7 +79,8 @@ class MMSpecPipeline:
     `VisionLanguagePipeline` for text, `ImagePipeline` or `ContinuousImagePipeline` for images.
 
     Attributes:
-        default_accelerator: name of the accelerator that is used if you name none; see `from_pretrained`.
+        default_accelerator: name of the accelerator that is used if neither you nor `drafters.json` in the
+            model's folder names one; see `from_pretrained`.
         model: the transformers model.
         processor: the processor of the model, or its tokenizer if it takes no images.
         target: the model behind mmspec's `Target` interface.
@@ -149,11 +151,11 @@ class MMSpecPipeline:
             pretrained_model_name_or_path: local folder, hub id, GGUF file, or LoRA adapter, which peft loads
                 on top of its base model.
             accelerator: a name from `mmspec.list_accelerators()` or "auto", with or without options
-                (`"copy:num_draft_tokens=8"`); see `set_accelerator`. None is "copy" for text, "sjd" for
-                discrete image tokens, and "none" for continuous ones and for models that decide several
-                places per forward pass (LLaDA, Dream, SDAR, DiffusionGemma, VAR, PAR, NAR, LPD). With
-                mode="autoregressive" it is "self_speculation". Unlike the commands for text, it is not the
-                default of `drafters.json` in the model's folder.
+                (`"copy:num_draft_tokens=8"`); see `set_accelerator`. None is, for text, the default of
+                `drafters.json` in the model's folder, with its drafter, as in commands and the server.
+                Otherwise it is "copy" for text, "sjd" for discrete image tokens, and "none" for continuous
+                ones and for models that decide several places per forward pass (LLaDA, Dream, SDAR,
+                DiffusionGemma, VAR, PAR, NAR, LPD). With mode="autoregressive" it is "self_speculation".
             drafter: folder or hub id of the draft model or head, or a loaded model, for accelerators that
                 need one. None uses the drafter that `drafters.json` in the model's folder names.
             mode: decoding mode of a model that was trained for both masked blocks and next-token prediction:
@@ -199,6 +201,8 @@ class MMSpecPipeline:
                 found = replace(found, config=load_config(found.config_source, **where))
         kind = cls._kind_for(found.model_config)
         check_mode(found.model_config, mode)
+        if accelerator is None and drafter is None and (own := kind._own_default(found.folder)) is not None:
+            accelerator, drafter = own.accelerator, own.folder
         found, fitting = kind._check_accelerator(found, accelerator, drafter, mode)
         loaded = kind._load_parts(found, given_of(vq=vq, text_encoder=text_encoder, vae=vae))
         model = loaded["model"]
@@ -246,6 +250,11 @@ class MMSpecPipeline:
             return "self_speculation"
         family = family_of(config)
         return cls.default_accelerator if family is None or not family.accelerator else family.accelerator
+
+    @classmethod
+    def _own_default(cls, folder: Path) -> OwnDrafter | None:
+        """Return the drafter that the model's folder names as default; None in pipelines for images."""
+        return None
 
     @classmethod
     def _kind_for(cls, config: PreTrainedConfig) -> type[MMSpecPipeline]:

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from mmspec.core.grammar import GrammarProcessor, TextGrammar
-from mmspec.errors import InputError, MissingDependencyError
+from mmspec.errors import InputError, MissingDependencyError, how_to_install
 from mmspec.pipelines.settings import GenerationSettings
 from mmspec.registry import did_you_mean
 from mmspec.validation import is_list
@@ -222,5 +222,5 @@ def llguidance() -> Any:
     try:
         import llguidance.hf
     except ImportError as error:
-        raise MissingDependencyError(f"{ARGUMENT} needs llguidance: pip install 'mmspec[grammar]'") from error
+        raise MissingDependencyError(f"{ARGUMENT} needs llguidance: {how_to_install('grammar')}") from error
     return llguidance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,11 +14,13 @@ from transformers import BatchFeature, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from mmspec.accelerator import Call
+from mmspec.assets import own_drafters
 from mmspec.core.canvas import Canvas
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream, draw_seed
 from mmspec.errors import InputError
 from mmspec.models.checkpoint import tokenizer_of
+from mmspec.models.drafters_file import OwnDrafter
 from mmspec.open_types import Keywords, Processor
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.generation_fields import distance
@@ -193,6 +196,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 if self._interrupted.is_set():
                     break
         call.raise_errors(output(call.canvas))
+
+    @classmethod
+    def _own_default(cls, folder: Path) -> OwnDrafter | None:
+        return own_drafters(folder).default_drafter
 
     def _prepare(
         self,

@@ -18,6 +18,7 @@ from mmspec.cli.demo import demo_app
 from mmspec.cli.doctor import doctor
 from mmspec.cli.evaluate import evaluate_app
 from mmspec.cli.generate import generate
+from mmspec.cli.help_text import Command
 from mmspec.cli.scenes import scenes
 from mmspec.cli.serve import serve
 from mmspec.cli.train import train_app
@@ -69,6 +70,7 @@ app = typer.Typer(
     epilog="Try, in a clone: mmspec caption assets/scenes-llava assets/images/scene.png --compare",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # tables of options are unreadable in 80 columns
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -89,7 +91,7 @@ def _options(
 
 
 for command in (caption, chat, generate, check, tune, accelerators, convert, export, doctor, scenes, serve):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(demo_app, name="demo")
 app.add_typer(train_app, name="train")

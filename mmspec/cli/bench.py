@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 from mmspec.cli.compared import ALL, Search, default_groups, find_best, groups_of
 from mmspec.cli.console import Interruptible, note, print_result, progress
+from mmspec.cli.help_text import Command
 from mmspec.cli.loading import AcceleratorChoice, own_drafters
 from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, Wide, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
@@ -340,8 +341,10 @@ def samples_of(
 
 
 def compare(
-    before: Annotated[Path, typer.Argument(help="A result of mmspec bench --json.")],
-    after: Annotated[Path, typer.Argument(help="A later result, of the same prompts and settings.")],
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A result of mmspec bench --json.")],
+    after: Annotated[
+        Path, typer.Argument(metavar="AFTER", help="A later result, of the same prompts and settings.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Compare two results by their speed-ups, which do not depend on the speed of the machine.
@@ -378,5 +381,5 @@ class WithDefault(TyperGroup):
 
 
 bench_app = typer.Typer(cls=WithDefault, help="Time accelerators, and compare results.")
-bench_app.command("run")(bench)
-bench_app.command("compare")(compare)
+bench_app.command("run", cls=Command)(bench)
+bench_app.command("compare", cls=Command)(compare)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["caption"]
 
-PROMPT = "Describe the picture."
+PROMPT = "Describe the image."
 WARM_UP_TOKENS = 8
 FIGURES = (  # of the stats, in a record
     *("accelerator", "exactness", "target_forwards", "acceptance_length", "acceptance_rate"),

@@ -21,8 +21,9 @@ def convert(
     checkpoint: Annotated[
         Path,
         typer.Argument(
+            metavar="CHECKPOINT",
             help="File such as c2i_B_256.pt, vq_ds16_c2i.pt or var_d16.pth; LANTERN's folder; Lumina-mGPT's; "
-            "or MAR's checkpoint-last.pth or its folder."
+            "or MAR's checkpoint-last.pth or its folder.",
         ),
     ],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
@@ -89,7 +90,7 @@ class LayoutName(StrEnum):
 
 
 def export(
-    drafter: Annotated[str, typer.Argument(help="Folder or hub id of a drafter.")],
+    drafter: Annotated[str, typer.Argument(metavar="DRAFTER", help="Folder or hub id of a drafter.")],
     out: Annotated[Path, typer.Option(help="Folder to write; must be new or empty.")],
     to: Annotated[
         LayoutName,

@@ -14,6 +14,7 @@ import typer
 
 from mmspec.cli import main
 from mmspec.cli.console import note, print_result
+from mmspec.cli.help_text import Command
 from mmspec.cli.loading import (
     REFERENCE_IMAGE,
     announce,
@@ -55,7 +56,7 @@ class Site:
     as_json: AsJson = False
 
 
-@demo_app.command()
+@demo_app.command(cls=Command)
 @unpack_options
 def caption(model: Model = None, accelerator: Accelerator = None, *, site: Site, how: LoadOptions) -> None:
     """Ask a model about images and videos, beside plain decoding.
@@ -78,7 +79,7 @@ def caption(model: Model = None, accelerator: Accelerator = None, *, site: Site,
     show(make, source, site)
 
 
-@demo_app.command()
+@demo_app.command(cls=Command)
 @unpack_options
 def generate(
     model: Model = None,

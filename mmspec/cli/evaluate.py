@@ -9,6 +9,7 @@ import typer
 
 from mmspec.cli.console import Interruptible, note, print_result, progress
 from mmspec.cli.evaluate_images import images
+from mmspec.cli.help_text import Command
 from mmspec.cli.loading import announce, compared_choices, default_choices, load_pipeline
 from mmspec.cli.options import BatchSize, Model, ModelOptions, Temperature, Wide, unpack_options
 from mmspec.open_types import Json, Keywords
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["evaluate_app"]
 
 evaluate_app = typer.Typer(help="Score answers and images.", no_args_is_help=True)
-evaluate_app.command()(images)
+evaluate_app.command(cls=Command)(images)
 
 
-@evaluate_app.command()
+@evaluate_app.command(cls=Command)
 @unpack_options
 def text(
     model: Model = None,

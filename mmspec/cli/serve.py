@@ -26,7 +26,7 @@ from mmspec.cli.loading import (
     load_pipeline,
 )
 from mmspec.cli.options import AsJson, Host, LoadOptions, Port, unpack_options
-from mmspec.errors import InputError, MissingDependencyError
+from mmspec.errors import InputError, MissingDependencyError, how_to_install
 
 if TYPE_CHECKING:
     from mmspec.serving.engine import Engine
@@ -223,7 +223,7 @@ def check_installed(command: str, extra: str, *packages: str) -> None:
     """Raise MissingDependencyError unless the packages of a command are installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
-            raise MissingDependencyError(f"{command} needs {package}: pip install 'mmspec[{extra}]'")
+            raise MissingDependencyError(f"{command} needs {package}: {how_to_install(extra)}")
 
 
 def check_graphs(how: LoadOptions) -> None:

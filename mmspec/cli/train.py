@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.cli.console import note, print_result
+from mmspec.cli.help_text import Command
 from mmspec.cli.loading import announce
 from mmspec.cli.options import AsJson, unpack_options
 from mmspec.open_types import Keywords
@@ -69,7 +70,7 @@ def _group() -> None:
     """Train drafters; on several GPUs, also with FSDP 2, by `accelerate launch -m mmspec train ...`."""
 
 
-@train_app.command()
+@train_app.command(cls=Command)
 @unpack_options
 def drafter(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
@@ -164,7 +165,7 @@ def drafter(
     training.report(folder, f"use it: --accelerator {RECIPES[name].accelerator} --drafter", method=method)
 
 
-@train_app.command()
+@train_app.command(cls=Command)
 @unpack_options
 def draft_model(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],

@@ -23,8 +23,8 @@ from mmspec.pipelines import VisionLanguagePipeline
 
 __all__ = ["Captioning", "Conversation", "picture_examples"]
 
-PROMPT = "describe the picture in detail."  # as in the training data of the reference models
-QUESTIONS = [PROMPT, "what is in the picture?", "how many objects are there?"]
+PROMPT = "describe the image in detail."  # as in the training data of the reference models
+QUESTIONS = [PROMPT, "what is in the image?", "how many objects are there?"]
 MOST_TOKENS, MOST_CHARACTERS, MOST_SEED = 512, 4000, 2**31 - 1
 SECONDS_BETWEEN_UPDATES = 0.06
 SAID = "A drafter proposes several tokens, and the model verifies them in one forward pass."

@@ -24,7 +24,7 @@ from transformers.models.auto.modeling_auto import (
 from mmspec import __version__
 from mmspec.accelerators import promise_of
 from mmspec.core.cache import check_layer_types
-from mmspec.errors import CheckpointError, UnsupportedModelError
+from mmspec.errors import CheckpointError, UnsupportedModelError, how_to_install
 from mmspec.evaluation.recommendation import config_of, recommend
 from mmspec.open_types import Json
 from mmspec.plugins import Method, family_of, load
@@ -38,23 +38,24 @@ REQUIRED = (
     *("torch", "torchvision", "transformers", "diffusers", "accelerate", "safetensors", "timm", "einops"),
     *("av", "num2words", "numpy", "packaging", "pillow", "psutil", "tqdm", "typer", "rich"),
 )
-OPTIONAL = {
-    "triton": ("fast kernels on a GPU; without it torch implementations run", "pip install triton (Linux)"),
-    "matplotlib": ("plots", 'pip install "mmspec[eval]"'),
-    "nvidia-ml-py": ("energy of a GPU", 'pip install "mmspec[eval]"'),
-    "pycocoevalcap": ("CIDEr of texts", 'pip install "mmspec[eval]"'),
-    "rouge-score": ("ROUGE of texts", 'pip install "mmspec[eval]"'),
-    "sacrebleu": ("BLEU of texts", 'pip install "mmspec[eval]"'),
-    "torch-fidelity": ("features of the Inception network", 'pip install "mmspec[eval]"'),
-    "ray": ("option --ray, many workers", 'pip install "mmspec[ray]"'),
-    "gradio": ("mmspec demo", 'pip install "mmspec[demo]"'),
-    "llguidance": ("structured output", 'pip install "mmspec[grammar]"'),
-    "fastapi": ("mmspec serve", 'pip install "mmspec[serve]"'),
-    "fastapi-offline": ("mmspec serve", 'pip install "mmspec[serve]"'),
-    "jinja2": ("mmspec serve", 'pip install "mmspec[serve]"'),
-    "prometheus-client": ("mmspec serve", 'pip install "mmspec[serve]"'),
-    "uvicorn": ("mmspec serve", 'pip install "mmspec[serve]"'),
-    "tensorboard": ("training curves", 'pip install "mmspec[train]"'),
+#: Optional packages: what each is for, and the extra that installs it; triton comes with torch on Linux.
+OPTIONAL: dict[str, tuple[str, str | None]] = {
+    "triton": ("fast kernels on a GPU; without it torch implementations run", None),
+    "matplotlib": ("plots", "eval"),
+    "nvidia-ml-py": ("energy of a GPU", "eval"),
+    "pycocoevalcap": ("CIDEr of texts", "eval"),
+    "rouge-score": ("ROUGE of texts", "eval"),
+    "sacrebleu": ("BLEU of texts", "eval"),
+    "torch-fidelity": ("features of the Inception network", "eval"),
+    "ray": ("option --ray, many workers", "ray"),
+    "gradio": ("mmspec demo", "demo"),
+    "llguidance": ("structured output", "grammar"),
+    "fastapi": ("mmspec serve", "serve"),
+    "fastapi-offline": ("mmspec serve", "serve"),
+    "jinja2": ("mmspec serve", "serve"),
+    "prometheus-client": ("mmspec serve", "serve"),
+    "uvicorn": ("mmspec serve", "serve"),
+    "tensorboard": ("training curves", "train"),
 }
 
 
@@ -64,7 +65,7 @@ def examine(accelerators: Mapping[str, Method]) -> Json:
         "mmspec": {"version": __version__, "folder": str(Path(__file__).resolve().parents[1])},
         "python": platform.python_version(),
         "system": platform.platform(),
-        "packages": [_package(name, "needed", "pip install mmspec") for name in REQUIRED],
+        "packages": [_package(name, "needed") for name in REQUIRED],
         "optional": [_package(name, *what) for name, what in OPTIONAL.items()],
         "devices": _devices(),
         "kernels": _kernels(),
@@ -87,10 +88,11 @@ def environment(device: torch.device, dtype: torch.dtype) -> Json:
     }
 
 
-def _package(name: str, purpose: str, remedy: str) -> Json:
+def _package(name: str, purpose: str, extra: str | None = None) -> Json:
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
+        remedy = how_to_install(extra)
         return {"name": name, "ok": False, "version": None, "for": purpose, "remedy": remedy}
     found: Json = {"name": name, "ok": True, "version": version, "for": purpose, "remedy": None}
     return found | ({"note": describe(version)} if name == "transformers" else {})

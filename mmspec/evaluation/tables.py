@@ -12,7 +12,7 @@ from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
-from mmspec.errors import MissingDependencyError
+from mmspec.errors import MissingDependencyError, how_to_install
 
 __all__ = ["MOST_COLUMNS", "check_plot", "draw_decoding", "figures", "with_interval"]
 
@@ -77,7 +77,7 @@ def check_plot(path: str | Path) -> Path:
         MissingDependencyError: matplotlib is not installed.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        raise MissingDependencyError(f"drawing {path} needs matplotlib: pip install 'mmspec[eval]'")
+        raise MissingDependencyError(f"drawing {path} needs matplotlib: {how_to_install('eval')}")
     return Path(path)
 
 

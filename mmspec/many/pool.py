@@ -18,7 +18,7 @@ import torch
 
 from mmspec.atomic_file import atomic_file
 from mmspec.core.statistics import merge_stats
-from mmspec.errors import InputError, MissingDependencyError
+from mmspec.errors import InputError, MissingDependencyError, how_to_install
 from mmspec.evaluation.contenders import converse
 from mmspec.evaluation.examples import Example
 from mmspec.many.work import Item, Work, finished, open_folder, result_file
@@ -98,9 +98,7 @@ class PipelineWorker:
 def check_ray() -> None:
     """Raise MissingDependencyError unless Ray Data is installed."""
     if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
-        raise MissingDependencyError(
-            "Ray Data, which --ray needs, is not installed; run `pip install 'mmspec[ray]'`"
-        )
+        raise MissingDependencyError(f"--ray needs Ray Data: {how_to_install('ray')}")
 
 
 def run_many(

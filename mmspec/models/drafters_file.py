@@ -45,6 +45,12 @@ class OwnDrafters:
     entries: dict[str, OwnDrafter] = field(default_factory=dict)
     default: str | None = None
 
+    @property
+    def default_drafter(self) -> OwnDrafter | None:
+        """The drafter that is used by default; None if the file names none, or one without a folder here."""
+        one = None if self.default is None else self.entries[self.default]
+        return None if one is None or one.folder is None else one
+
     def source_for(self, accelerator: str) -> str | None:
         """Return the folder or hub id of an accelerator's drafter; None if the file has none.
 

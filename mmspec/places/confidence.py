@@ -15,7 +15,7 @@ from mmspec.validation import is_integer
 
 @dataclass(frozen=True)
 class LowConfidence(PlaceRule):
-    """Decide the places with the most probable tokens (LLaDA, 2502.09992, section 2.4).
+    """Decide the most confident places (2502.09992, section 2.4); exact with one place per forward pass.
 
     As in MaskGIT (2202.04200). The confidence is the probability of the chosen token in the output
     distribution, that is after temperature and truncation; for LLaDA, as in its code, in the model's own

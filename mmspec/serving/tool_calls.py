@@ -12,7 +12,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from mmspec.errors import InputError
+from mmspec.errors import InputError, how_to_install
 from mmspec.open_types import Json
 from mmspec.pipelines.prompts import template_variables
 from mmspec.registry import did_you_mean
@@ -228,9 +228,7 @@ class ToolRules:
             rule = "must be left out; this server has no parser for the calls of this model (--tool-parser)"
             raise InputError("tools", names, rule)
         if self.body.must_call and find_spec("llguidance") is None:
-            rule = (
-                "must be 'auto' or 'none'; to force calls, install llguidance: pip install 'mmspec[grammar]'"
-            )
+            rule = f"must be 'auto' or 'none'; forced calls need llguidance: {how_to_install('grammar')}"
             raise InputError("tool_choice", self.body.tool_choice, rule)
         for index, message in enumerate(self.body.messages):
             if message.role == "tool" and "tool" not in self.form.template:

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import FSDPModule
 from tqdm.auto import tqdm
 
 from mmspec.atomic_file import atomic_file
-from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError, how_to_install
 from mmspec.open_types import Json
 from mmspec.training.optimizers import learning_rate, muon_and_adamw
 
@@ -358,7 +358,7 @@ def open_accelerator(accumulate: int = 1, log: tuple[Path, str] | None = None) -
     if accumulate < 1:
         raise InputError("accumulate", accumulate, "must be at least 1")
     if log is not None and importlib.util.find_spec("tensorboard") is None:
-        raise MissingDependencyError("Writing logs needs tensorboard: pip install 'mmspec[train]'")
+        raise MissingDependencyError(f"writing logs needs tensorboard: {how_to_install('train')}")
     accelerator = Accelerator(
         mixed_precision="bf16" if torch.cuda.is_available() else "no",
         gradient_accumulation_steps=accumulate,

@@ -42,6 +42,20 @@ def test_every_command_is_listed_and_has_an_example_and_json(run):
             assert part in result.stdout or (command, part) == ("chat", "--json"), (command, part)
 
 
+def test_help_fits_into_80_columns_and_cuts_no_name(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "distribution; exit with 1 if it does not.\n" in run("--help").stdout, "sentences are whole"
+    for name, command in commands_with_models().items():
+        said = run(*name.split(), "--help").stdout
+        words, examples = said.split(), {f"  {example}" for example in examples_of(command)}
+        assert [line for line in said.splitlines() if len(line) > 80 and line not in examples] == [], name
+        assert {one for one in examples if one not in said.splitlines()} == set(), name
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                assert {*parameter.opts, *parameter.secondary_opts} <= set(words), (name, parameter.name)
+        assert "…" not in said and "<bool>" not in said, name
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [

@@ -95,6 +95,17 @@ def test_every_public_name_is_on_the_page_of_the_api() -> None:
     names = [name for name in mmspec.__all__ if not name.startswith("_")]
     names += [name for name in errors.__all__ if isinstance(getattr(errors, name), type)]
     assert [name for name in names if f"`{name}`" not in page] == []
+    listed = re.findall(
+        r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", page.split("\n## ")[0], re.MULTILINE))
+    )
+    assert {name for name in mmspec.__all__ if not name.startswith("_")} - {*listed} <= {"errors"}
+
+
+def test_the_api_has_the_calls_of_all_pipelines_and_no_internals() -> None:
+    page = (REFERENCE / "api.md").read_text(encoding="utf-8")
+    for name in ("VisionLanguagePipeline", "ImagePipeline", "ContinuousImagePipeline"):
+        assert "| `__call__(prompt" in page.split(f"built: api mmspec.{name} ")[1].split("/built")[0]
+    assert not re.search(r"\| `(?:count_round|overwritten|rule|drawn|latents)\(", page)
 
 
 def test_every_entry_of_the_api_has_a_paragraph_and_a_signature_or_a_table() -> None:

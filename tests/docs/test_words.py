@@ -30,8 +30,12 @@ NOUN = (
 )
 MOST_TERMS = 41  # with the header
 LONGEST_LINE = 110
+MOST_WORDS = 22_000  # of README.md and docs, without notes, tables and code
+MOST_WORDS_OF_A_METHOD = 400
 CODE = re.compile(r"```.*?```|``[^`]+``|`[^`]*`|\]\([^)]*\)|<[^>]+>|https?://\S+", re.DOTALL)
 BUILT = re.compile(r"<!-- built: .*?<!-- /built -->", re.DOTALL)
+#: What is not prose: generated parts, blocks of code, rows of tables.
+NOT_PROSE = re.compile(rf"{BUILT.pattern}|^ *```.*?^ *```$|^ *\|.*?$", re.DOTALL | re.MULTILINE)
 ERRORS = {"InputError", "MediaError", "CheckpointError", "UnknownArgumentError"}
 #: How the rule of an error begins: "{argument} {rule}; got {got}".
 VERBS = re.compile(
@@ -73,6 +77,25 @@ def test_lines_of_pages_fit_beside_a_diff() -> None:
         lines = (line for line in text.splitlines() if not line.startswith("|"))
         long += [f"{path.name}: {line}" for line in lines if len(line) > LONGEST_LINE]
     assert long == []
+
+
+def count_words(text: str) -> int:
+    """Words of a page's prose."""
+    return sum(re.search(r"\w", word) is not None for word in NOT_PROSE.sub("", text).split())
+
+
+def test_pages_are_short() -> None:
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "notes" not in page.parts]
+    words = {page: count_words(page.read_text(encoding="utf-8")) for page in [ROOT / "README.md", *pages]}
+    assert sum(words.values()) <= MOST_WORDS
+    methods = [*(ROOT / "docs" / "methods").glob("*.md"), *(ROOT / "extras" / "docs").glob("*.md")]
+    long = {page.name: count_words(page.read_text(encoding="utf-8")) for page in methods}
+    assert {name: count for name, count in long.items() if count > MOST_WORDS_OF_A_METHOD} == {}
+
+
+def test_words_are_counted_in_prose_alone() -> None:
+    built, code = "<!-- built: x -->\nno\n<!-- /built -->", "```py\n# no\n```"
+    assert count_words(f"# One - two\n\n{built}\n| no |\n\n{code}\n- three `four`\n") == 4
 
 
 def modules() -> Iterator[Path]:

@@ -5,6 +5,8 @@ import ast
 import pytest
 from packaging.requirements import Requirement
 
+from mmspec import errors
+from mmspec.errors import how_to_install
 from mmspec.evaluation.machine import OPTIONAL, REQUIRED
 from tests.packaging.source_tree import imported_names, modules, pyproject
 
@@ -66,6 +68,17 @@ def test_doctor_looks_at_every_dependency():
     always = {Requirement(line).name for line in pyproject()["project"]["dependencies"] if ";" not in line}
     assert set(REQUIRED) == always
     assert set(OPTIONAL) == {requirement.name for requirement in every_requirement()} - always
+
+
+def test_an_extra_is_installed_in_the_clone_or_from_a_release(monkeypatch, tmp_path):
+    extras = pyproject()["project"]["optional-dependencies"]
+    for package, (_, extra) in OPTIONAL.items():
+        assert extra is None or package in {Requirement(one).name for one in extras[extra]}
+    assert how_to_install("serve") == "pip install -e '.[serve]' in the root of the clone"
+    monkeypatch.setattr(errors, "CLONE", tmp_path)
+    assert how_to_install("serve") == "pip install 'mmspec[serve]'"
+    texts = (module.path.read_text(encoding="utf-8") for module in modules())
+    assert sum("mmspec[" in text for text in texts) == 0, "how_to_install has the only wording"
 
 
 def test_all_means_every_extra():

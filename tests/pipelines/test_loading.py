@@ -108,6 +108,30 @@ def test_a_pipeline_finds_the_drafters_that_its_folder_names(
     assert pipe.set_accelerator("draft_model", drafter=own).accelerator.drafter.model.model is own
 
 
+def test_the_default_of_the_folder_is_used_unless_another_accelerator_is_named(
+    with_drafters: Path, text: VisionLanguagePipeline
+) -> None:
+    wanted = text.set_accelerator("none")("red blue green", **RAW).tokens
+    file = with_drafters / "drafters.json"
+    named = json.loads(file.read_text())
+    shutil.move(with_drafters / "head", with_drafters / "mine")  # the entry "medusa" is broken from here on
+    named["mine"] = {"accelerator": "medusa", "drafter": "mine"}
+    load: Any = MMSpecPipeline.from_pretrained
+
+    def start(default: str, **given: Any) -> Any:
+        file.write_text(json.dumps({**named, "default": default}))
+        return load(with_drafters, **given)
+
+    pipe = start("draft_model", num_draft_tokens=3)
+    assert (pipe.accelerator.name, pipe.accelerator.drafter.max_nodes) == ("draft_model", 4)
+    assert pipe("red blue green", **RAW).tokens == wanted
+    assert start("mine").accelerator.name == "medusa"
+    assert start("draft_model", accelerator="copy").accelerator.name == "copy"
+    assert start("flash").accelerator.name == "copy", "the folder of flash is missing"
+    with pytest.raises(InputError, match="^drafter must be None; accelerator 'copy' uses no draft model"):
+        start("draft_model", drafter=with_drafters.parent / "draft")
+
+
 def test_a_drafter_that_is_missing_costs_no_load(
     with_drafters: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -256,6 +256,8 @@ def test_accelerators_are_lossy_unless_they_decide_one_place_a_step() -> None:
         assert build_accelerator(name, block_length=4).exactness == "lossy"
     assert build_accelerator("low_confidence", denoising_steps=4).exactness == "lossy"
     assert build_accelerator("low_confidence").exactness == "exact"
+    with pytest.raises(InputError, match="must be 'most_confident', the new name of this one; got 'low_conf"):
+        build_accelerator("threshold", acceptance="low_confidence")
 
 
 @pytest.mark.parametrize("bound", [0.0, 0.5, 1.5, 9.0])

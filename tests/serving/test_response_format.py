@@ -144,4 +144,4 @@ def test_formats_that_cannot_be_used_are_refused_by_name(server, monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     monkeypatch.setitem(sys.modules, "llguidance.hf", None)
     status, _, got = post(server, {**free, "response_format": {"type": "json_object"}})
-    assert status == 400 and "pip install 'mmspec[grammar]'" in got["error"]["message"]
+    assert status == 400 and "pip install -e '.[grammar]'" in got["error"]["message"]

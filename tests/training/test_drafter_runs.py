@@ -118,7 +118,7 @@ def test_logs_hold_the_loss_its_parts_and_the_acceptance_length(
     assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses)
     assert [event.step for event in events.Scalars("loss")] == [1, 2, 3]
     hide("tensorboard")
-    with pytest.raises(MissingDependencyError, match=r"mmspec\[train\]"):
+    with pytest.raises(MissingDependencyError, match=r"pip install -e '\.\[train\]'"):
         open_accelerator(1, (tmp_path, "mine"))
 
 

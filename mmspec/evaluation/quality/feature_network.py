@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mmspec.errors import CheckpointError, InputError, MissingDependencyError
+from mmspec.errors import CheckpointError, InputError, MissingDependencyError, how_to_install
 from mmspec.open_types import Processor
 from mmspec.registry import did_you_mean
 
@@ -99,7 +99,7 @@ def load_network(name: str, device: str | torch.device = "cpu") -> FeatureNetwor
 
 def _inception(device: torch.device) -> FeatureNetwork:
     if importlib.util.find_spec("torch_fidelity") is None:
-        raise MissingDependencyError("features 'inception' need torch-fidelity: pip install 'mmspec[eval]'")
+        raise MissingDependencyError(f"features 'inception' need torch-fidelity: {how_to_install('eval')}")
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
     try:

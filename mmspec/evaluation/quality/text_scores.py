@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.errors import InputError, MissingDependencyError
+from mmspec.errors import InputError, MissingDependencyError, how_to_install
 from mmspec.evaluation.examples import FIRST_SEED, Example, scene_examples
 from mmspec.evaluation.prompt_files import json_rows, read_prompt_file
 from mmspec.evaluation.quality.intervals import Estimate, jackknife, proportion, within
@@ -102,7 +102,7 @@ def chosen_metrics(names: str | None, default: Sequence[str]) -> list[str]:
         package = PACKAGES[name]
         if package is not None and importlib.util.find_spec(package) is None:
             needs = package.replace("_", "-")
-            raise MissingDependencyError(f"{name} needs {needs}: pip install 'mmspec[eval]'")
+            raise MissingDependencyError(f"{name} needs {needs}: {how_to_install('eval')}")
     return [name for name in METRICS if name in asked]
 
 

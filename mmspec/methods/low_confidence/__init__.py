@@ -5,11 +5,12 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "low_confidence",
-        "decides the surest `places_per_step` masked places in each forward pass, block by block",
+        "decides the surest masked places in each forward pass; exact with one place, lossy with more",
         "2502.09992",
         drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
-        rule="low_confidence",
-        rules={"low_confidence": "mmspec.places.confidence:LowConfidence"},
+        rule="most_confident",
+        rules={"most_confident": "mmspec.places.confidence:LowConfidence"},
+        former_rules={"low_confidence": "most_confident"},
         tuned=("low_confidence",),
     ),
 )
