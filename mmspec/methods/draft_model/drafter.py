@@ -19,7 +19,7 @@ from transformers import PreTrainedConfig
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
-from mmspec.core.indexing import pick, take
+from mmspec.core.indexing import pick
 from mmspec.core.interfaces import AnyTarget, DraftSession, Request, TargetOutput, TargetState
 from mmspec.core.random_stream import Purpose
 from mmspec.core.rows import named
