@@ -138,6 +138,7 @@ class EncoderDecoderTarget(CausalTarget):
     """
 
     cache_class = CrossCache
+    can_split = False  # the encoder's output comes with the first token
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__(model)
