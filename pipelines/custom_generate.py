@@ -188,7 +188,7 @@ class GenerateCall(OuterCall[Generated]):
             self.streamer.end()
         call.raise_errors()
         tokens = filled(call.canvas.outputs(), filler, self.input_ids.device)
-        result: Any = torch.cat([self.input_ids, tokens], dim=1)
+        result: Tensor = torch.cat([self.input_ids, tokens], dim=1)
         if not self.config.return_dict_in_generate:
             return result
         is_encoded = self.model.config.is_encoder_decoder
