@@ -188,11 +188,13 @@ class GenerateCall(OuterCall[Generated]):
             self.streamer.end()
         call.raise_errors()
         tokens = filled(call.canvas.outputs(), filler, self.input_ids.device)
-        result: Any = torch.cat([self.input_ids, tokens], dim=1)
+        result: Tensor = torch.cat([self.input_ids, tokens], dim=1)
         if not self.config.return_dict_in_generate:
             return result
         is_encoded = self.model.config.is_encoder_decoder
-        return (GenerateEncoderDecoderOutput if is_encoded else GenerateDecoderOnlyOutput)(sequences=result)
+        kind: Any = GenerateEncoderDecoderOutput if is_encoded else GenerateDecoderOnlyOutput
+        output: Generated = kind(sequences=result)
+        return output
 
     def by_owner(self, *guards: LogitsProcessor) -> Generated:
         """Decode by the model class's `_sample`, the loop of `generate` for greedy decoding and sampling."""

@@ -298,7 +298,7 @@ def output_row(output: Any, row: int) -> Any:
     """Return one row of an encoder's output: its last states, and what else has a value for each row."""
     states = output[0] if isinstance(output, tuple) else output.last_hidden_state
     named = {"last_hidden_state": states} if isinstance(output, tuple) else dict(output)
-    rows = {
+    rows: Keywords = {
         name: value[row : row + 1]
         for name, value in named.items()
         if isinstance(value, Tensor) and len(value) == len(states)

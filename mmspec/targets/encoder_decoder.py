@@ -7,6 +7,7 @@ whose prompt is `input_ids`.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
@@ -146,6 +147,7 @@ class EncoderDecoderTarget(CausalTarget):
         self._takes_mask = "encoder_attention_mask" in accepted
         self._takes_positions = "position_ids" in accepted
         self._places = places_of(model)
+        self.config = config_of(self._decoder)
 
     def compile(self) -> None:
         """Do nothing: the forward passes of encoder-decoders are not compiled yet."""
@@ -250,6 +252,15 @@ class EncoderDecoderTarget(CausalTarget):
     def embed(self, tokens: Tensor) -> Tensor:
         embeddings: Tensor = self._decoder.get_input_embeddings()(tokens)
         return embeddings
+
+
+def config_of(decoder: Any) -> PreTrainedConfig:
+    """Return the config of a decoder alone; that of an MBart or Florence-2 counts the encoder's layers."""
+    config: PreTrainedConfig = copy.deepcopy(decoder.config.get_text_config(decoder=True))
+    config.is_encoder_decoder = False
+    if hasattr(decoder, "layers"):
+        config.num_hidden_layers = len(decoder.layers)
+    return config
 
 
 def embedding_at(positions: Tensor) -> Maker:

@@ -312,7 +312,9 @@ class DraftModelDrafter(ModelDrafter):
         if self.keep is None and shares == self.shares_encoder:
             return self
         fitted = copy.copy(self)
-        fitted.target, fitted.shares_encoder = None if self.keep is None else target, shares
+        fitted.shares_encoder = shares
+        if isinstance(target, CausalTarget):
+            fitted.target = target
         return fitted
 
     def admit(self, requests: Sequence[Request], sampler: AnySampler, stopping: Stopping) -> None:
