@@ -1,10 +1,11 @@
-"""Pipelines: load a checkpoint and generate text or images. The decoding loops are in `mmspec.core`."""
+"""Pipelines: load a checkpoint and generate text or images, or transcribe speech. The decoding loops are in `mmspec.core`."""
 
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.continuous_images import ContinuousImagePipeline
 from mmspec.pipelines.image_generation import ImageGenerationPipeline
 from mmspec.pipelines.image_tokens import ImagePipeline
-from mmspec.pipelines.outputs import ImageOutput, TextOutput
+from mmspec.pipelines.outputs import ImageOutput, SpeechOutput, TextOutput
+from mmspec.pipelines.speech import SpeechPipeline
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
 __all__ = [
@@ -13,6 +14,8 @@ __all__ = [
     "ImageOutput",
     "ImagePipeline",
     "MMSpecPipeline",
+    "SpeechOutput",
+    "SpeechPipeline",
     "TextOutput",
     "VisionLanguagePipeline",
 ]

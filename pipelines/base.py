@@ -76,7 +76,8 @@ class MMSpecPipeline:
     """Pipeline for speculative and parallel decoding: a model together with an accelerator.
 
     Load one with `MMSpecPipeline.from_pretrained`, which returns the subclass for the checkpoint:
-    `VisionLanguagePipeline` for text, `ImagePipeline` or `ContinuousImagePipeline` for images.
+    `VisionLanguagePipeline` for text, `SpeechPipeline` for transcripts, `ImagePipeline` or
+    `ContinuousImagePipeline` for images.
 
     Attributes:
         default_accelerator: name of the accelerator that is used if neither you nor `drafters.json` in the
@@ -695,8 +696,11 @@ class MMSpecPipeline:
 
 def pipeline_for(config: PreTrainedConfig) -> type[MMSpecPipeline]:
     """Return the pipeline class for a model; models of text and images get the one that generates text."""
+    from mmspec.pipelines.speech import SpeechPipeline, is_speech_model
     from mmspec.pipelines.vision_language import VisionLanguagePipeline
 
+    if is_speech_model(config):
+        return SpeechPipeline
     family = family_of(config)
     if family is None or family.answers:
         return VisionLanguagePipeline

@@ -1,4 +1,4 @@
-"""Outputs of the pipelines: generated text and generated images."""
+"""Outputs of the pipelines: generated text, transcripts and generated images."""
 
 from __future__ import annotations
 
@@ -44,6 +44,36 @@ class TextOutput:
         first = " ".join(self.text[0].split()) if self.text else ""
         more = f" (+{len(self.text) - 1} more)" if len(self.text) > 1 else ""
         return f"{first}{more} [{self.stats}]"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a transcript with its times in seconds; `end` is None where the speech was cut off."""
+
+    start: float
+    end: float | None
+    text: str
+
+
+@dataclass
+class SpeechOutput:
+    """Transcripts, with decoding statistics.
+
+    `print(output)` shows the first transcript and a line of statistics.
+
+    Attributes:
+        text: transcript of each recording.
+        segments: of each recording, in order of time; empty without `return_timestamps`.
+        stats: decoding statistics of all windows.
+    """
+
+    text: list[str]
+    segments: list[list[Segment]]
+    stats: DecodingStats
+
+    def __str__(self) -> str:
+        more = f" (+{len(self.text) - 1} more)" if len(self.text) > 1 else ""
+        return f"{self.text[0].strip()}{more} [{self.stats}]"
 
 
 @dataclass
@@ -118,4 +148,4 @@ class ImageOutput:
 
 
 #: Output of a pipeline call.
-CallOutput: TypeAlias = TextOutput | ImageOutput
+CallOutput: TypeAlias = TextOutput | SpeechOutput | ImageOutput

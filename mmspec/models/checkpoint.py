@@ -21,6 +21,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForMultimodalLM,
+    AutoModelForSpeechSeq2Seq,
     AutoProcessor,
     AutoTokenizer,
     PreTrainedConfig,
@@ -35,6 +36,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING,
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
 )
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils.import_utils import is_gguf_available
@@ -296,6 +298,8 @@ def load_model(
         auto = AutoModelForImageTextToText
     elif type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING:
         auto = AutoModelForMultimodalLM
+    elif type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING:
+        auto = AutoModelForSpeechSeq2Seq
     elif type(config) in MODEL_FOR_CAUSAL_LM_MAPPING:
         auto = AutoModelForCausalLM
     else:
@@ -379,7 +383,11 @@ def load_processor(
     **where: object,
 ) -> Processor:
     """Load the processor of a multimodal model, or the tokenizer of others and with `words_only`."""
-    kinds = (MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, MODEL_FOR_MULTIMODAL_LM_MAPPING)
+    kinds = (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
+        MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING,
+    )
     is_multimodal = any(type(config) in kind for kind in kinds)
     auto = AutoProcessor if is_multimodal and not words_only else AutoTokenizer
     try:
