@@ -1,4 +1,4 @@
-"""Pipelines: load a checkpoint and generate text or images, or transcribe speech. The decoding loops are in `mmspec.core`."""
+"""Pipelines: load a checkpoint; generate text or images, or transcribe speech. Loops are in `mmspec.core`."""
 
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.continuous_images import ContinuousImagePipeline

@@ -56,6 +56,7 @@ class SpeechPipeline(MMSpecPipeline):
         return_timestamps: bool | str = False,
         language: str | None = None,
         task: str | None = None,
+        prompt: str | None = None,
         batch_size: int = 1,
         seed: int | None = None,
         return_dict: bool = True,
@@ -72,6 +73,7 @@ class SpeechPipeline(MMSpecPipeline):
             return_timestamps: True for the times of segments, "word" for those of words (Whisper).
             language: language of the speech, for multilingual models; the model detects it if None.
             task: "transcribe" or "translate", for multilingual models.
+            prompt: text before the recording, for names and style (Whisper).
             batch_size: number of recordings decoded together.
             seed: seed for sampling; None draws one from torch's global generator.
             return_dict: False returns the tuple (text,).
@@ -87,25 +89,30 @@ class SpeechPipeline(MMSpecPipeline):
         """
         with self._busy():
             return self._transcribe(
-                audio, return_timestamps, language, task, batch_size, seed, return_dict, settings
+                audio,
+                return_timestamps,
+                batch_size,
+                seed,
+                return_dict,
+                self._settings(settings, language=language, task=task, prompt=prompt),
             )
 
     def _transcribe(
         self,
         audio: object,
         return_timestamps: bool | str,
-        language: str | None,
-        task: str | None,
         batch_size: int,
         seed: int | None,
         return_dict: bool,
-        settings: Mapping[str, object],
+        settings: Keywords,
     ) -> SpeechOutput | tuple[list[str]]:
         if return_timestamps not in TIMESTAMPS:
             raise InputError("return_timestamps", return_timestamps, 'must be False, True or "word"')
+        if return_timestamps and self.model.config.model_type != "whisper":
+            rule = f"must be False; {type(self.model).__name__} tells no times"
+            raise InputError("return_timestamps", return_timestamps, rule)
         if not is_integer(batch_size) or batch_size < 1:
             raise InputError("batch_size", batch_size, "must be an integer of at least 1")
-        how = self._settings(settings, language=language, task=task)
         rate = self.processor.feature_extractor.sampling_rate
         sources = media_per_row(audio, "audio", 1, is_batch=False)[0]
         if not sources:
@@ -134,7 +141,7 @@ class SpeechPipeline(MMSpecPipeline):
             recordings,
             batch_size=batch_size,
             **({"return_timestamps": return_timestamps} if return_timestamps else {}),
-            generate_kwargs={**how, "num_beams": 1, "custom_generate": loop},
+            generate_kwargs={**settings, "num_beams": 1, "custom_generate": loop},
         )
         stats = merge_stats(parts)
         stats.accelerator, stats.exactness = self.accelerator.name, self.accelerator.exactness
@@ -145,7 +152,7 @@ class SpeechPipeline(MMSpecPipeline):
         output = SpeechOutput(texts, segments, stats)
         return output if return_dict else (output.text,)
 
-    def _settings(self, settings: Mapping[str, object], **more: object) -> Keywords:
+    def _settings(self, settings: Mapping[str, object], *, prompt: str | None, **more: object) -> Keywords:
         """Return the keywords for `generate`.
 
         Raises:
@@ -163,6 +170,12 @@ class SpeechPipeline(MMSpecPipeline):
             if not getattr(self.model.generation_config, "is_multilingual", name in accepted):
                 rule = f"must be None; {type(self.model).__name__} of this checkpoint has one language"
                 raise InputError(name, value, rule)
+        if prompt is not None:
+            if not hasattr(self.processor, "get_prompt_ids"):
+                raise InputError(
+                    "prompt", prompt, f"must be None; {type(self.model).__name__} takes no prompt"
+                )
+            given["prompt_ids"] = self.processor.get_prompt_ids(prompt, return_tensors="pt").to(self.device)
         return {**settings, **given}
 
     def _examples(self, rows: int) -> Sequence[Call]:

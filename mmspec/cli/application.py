@@ -22,6 +22,7 @@ from mmspec.cli.help_text import Command
 from mmspec.cli.scenes import scenes
 from mmspec.cli.serve import serve
 from mmspec.cli.train import train_app
+from mmspec.cli.transcribe import transcribe
 from mmspec.cli.tune import tune
 
 __all__ = ["app"]
@@ -90,7 +91,9 @@ def _options(
     pass
 
 
-for command in (caption, chat, generate, check, tune, accelerators, convert, export, doctor, scenes, serve):
+for command in (
+    *(caption, chat, transcribe, generate, check, tune, accelerators, convert, export, doctor, scenes, serve),
+):
     app.command(cls=Command)(command)
 app.add_typer(bench_app, name="bench")
 app.add_typer(demo_app, name="demo")

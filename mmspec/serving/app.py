@@ -20,7 +20,7 @@ from mmspec import __version__
 from mmspec.errors import InputError, MMSpecError
 from mmspec.serving.chat import chat_routes
 from mmspec.serving.completions import completion_routes
-from mmspec.serving.engine import Engine
+from mmspec.serving.engine import TEXT, Engine
 from mmspec.serving.errors import RequestError, error_response, field_error
 from mmspec.serving.guard import Guard
 from mmspec.serving.images import image_routes
@@ -30,6 +30,7 @@ from mmspec.serving.models import Models, model_routes
 from mmspec.serving.openapi import complete_document
 from mmspec.serving.page import page_routes
 from mmspec.serving.tool_calls import AUTO, answer_format
+from mmspec.serving.transcriptions import transcription_routes
 
 __all__ = ["create_app", "read_origin"]
 
@@ -80,11 +81,11 @@ def create_app(
     formats = {
         engine.name: answer_format(engine.pipeline, tool_parser, reasoning_parser)
         for engine in engines
-        if not engine.draws
+        if engine.makes == TEXT
     }
     app.include_router(page_routes(engines, limits, has_key=api_key is not None))
     app.include_router(chat_routes(models, limits, formats))
-    for routes in (completion_routes, image_routes):
+    for routes in (completion_routes, image_routes, transcription_routes):
         app.include_router(routes(models, limits))
     app.include_router(model_routes(models))
 

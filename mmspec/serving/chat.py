@@ -19,7 +19,7 @@ from mmspec.errors import MMSpecError
 from mmspec.open_types import Json
 from mmspec.pipelines.settings import DEFAULT_NEW_TOKENS
 from mmspec.serving.chat_settings import chat_names, chat_settings, read_messages
-from mmspec.serving.engine import Ticket
+from mmspec.serving.engine import TEXT, Ticket
 from mmspec.serving.errors import as_request_error
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import REASONS
@@ -40,7 +40,7 @@ def chat_routes(models: Models, limits: ServerLimits, formats: Mapping[str, Answ
 
     @routes.post("/v1/chat/completions")
     async def chat(body: ChatRequest, request: Request) -> Response:
-        model = models.find(body.model, draws=False)
+        model = models.find(body.model, TEXT)
         engine = model.engine
         own = engine.pipeline.model.generation_config
         usual = own.max_new_tokens or own.max_length or DEFAULT_NEW_TOKENS

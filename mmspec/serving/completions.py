@@ -13,6 +13,7 @@ from mmspec.open_types import Json
 from mmspec.pipelines.text_stream import decode
 from mmspec.serving.chat import Answer, Delta
 from mmspec.serving.chat_settings import names_of, seeded, text_settings
+from mmspec.serving.engine import TEXT
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.models import Models
@@ -28,7 +29,7 @@ def completion_routes(models: Models, limits: ServerLimits) -> APIRouter:
 
     @routes.post("/v1/completions")
     async def complete(body: CompletionRequest, request: Request) -> Response:
-        model = models.find(body.model, draws=False)
+        model = models.find(body.model, TEXT)
         prompts = list_prompts(body)
         settings = [one for _ in prompts for one in completion_settings(body, limits)]
         if len(settings) > limits.max_waiting:

@@ -18,16 +18,24 @@ from typing import Any
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.open_types import Keywords
-from mmspec.pipelines import ImageGenerationPipeline
+from mmspec.pipelines import ImageGenerationPipeline, SpeechPipeline
 from mmspec.pipelines.response_format import prepare_grammars
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics, RowTimes
 from mmspec.serving.request_log import fields_of, request_id
-from mmspec.serving.rows import Event, TextRows, open_rows
+from mmspec.serving.rows import Event, TextRows, WholeCalls, open_rows
 
-__all__ = ["Engine", "Ticket"]
+__all__ = ["IMAGES", "TEXT", "TRANSCRIPTS", "Engine", "Ticket"]
 
+TEXT, IMAGES, TRANSCRIPTS = "text", "images", "transcripts"
 logger = logging.getLogger(__name__)
+
+
+def made_by(pipeline: Any) -> str:
+    """Return what the model of a pipeline makes."""
+    if isinstance(pipeline, ImageGenerationPipeline):
+        return IMAGES
+    return TRANSCRIPTS if isinstance(pipeline, SpeechPipeline) else TEXT
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,6 +217,7 @@ class Engine:
         adapters: names of the LoRA adapters of the model, which are models of their own in requests.
 
     Attributes:
+        makes: what the model makes: TEXT, IMAGES or TRANSCRIPTS.
         is_ready: set when requests can enter, or the worker has ended.
     """
 
@@ -223,7 +232,7 @@ class Engine:
     ) -> None:
         self.name, self.pipeline, self.rows, self.metrics = name, pipeline, rows, metrics
         self.adapters = tuple(adapters)
-        self.draws = isinstance(pipeline, ImageGenerationPipeline)
+        self.makes = made_by(pipeline)
         self.waiting = WaitingRows(max_waiting)
         self.is_ready = threading.Event()
         self._running: dict[Hashable, Row] = {}
@@ -272,7 +281,7 @@ class Engine:
 
     def _work(self) -> None:
         try:
-            if not self.draws:
+            if self.makes == TEXT:
                 prepare_grammars(self.pipeline.model, self.pipeline.tokenizer)
             while not self.waiting.is_closed:
                 self._run_batch()
@@ -315,7 +324,7 @@ class Engine:
                 for handle, event in updates:
                     self._hand_out(handle, event)
 
-    def _enter(self, batch: TextRows, row: Row) -> bool:
+    def _enter(self, batch: TextRows | WholeCalls, row: Row) -> bool:
         """Enter a row into the batch, or send it the error; False if there is no room yet."""
         if row.ticket.is_cancelled:  # cancelled after it was removed from the queue
             return True

@@ -128,7 +128,7 @@ def message_of(problem: Json) -> str:
 def find_path(problem: Json, body: object) -> list[str | int]:
     """Return the keys and indices of a problem, without pydantic's names for the forms of a value."""
     path: list[str | int] = []
-    value = body
+    value = dict(body) if isinstance(body, Mapping) else body  # a form is no dict
     places = [place for place in problem["loc"] if place != "body"]
     for place in places:
         if (isinstance(value, dict) and place in value) or (

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from mmspec.media.images import encode_image
 from mmspec.open_types import Json
 from mmspec.serving.chat_settings import same_fields, seeded
-from mmspec.serving.engine import Engine
+from mmspec.serving.engine import IMAGES, Engine
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
 from mmspec.serving.models import Models
@@ -26,7 +26,7 @@ def image_routes(models: Models, limits: ServerLimits) -> APIRouter:
 
     @routes.post("/v1/images/generations")
     async def generate(body: ImageRequest, request: Request) -> Json:
-        model = models.find(body.model, draws=True)
+        model = models.find(body.model, IMAGES)
         check_at_most("n", body.n, "max_choices", limits.max_choices)
         check_size(body.size, model.engine)
         settings = seeded(same_fields(body), body.seed, body.n)

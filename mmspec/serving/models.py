@@ -38,15 +38,19 @@ class Models:
         served = [Served(engine, adapter) for engine in engines for adapter in (None, *engine.adapters)]
         self.served = {one.name: one for one in served}
 
-    def find(self, name: str | None, *, draws: bool) -> Served:
+    def find(self, name: str | None, makes: str) -> Served:
         """Return the model of a request.
 
+        Args:
+            name: of the model; None for the first one.
+            makes: what the request asks for; see `Engine.makes`.
+
         Raises:
-            RequestError: there is no such model (404), or it generates the other modality (400).
+            RequestError: there is no such model (404), or it makes something else (400).
         """
-        what = "generates images" if draws else "generates text"
+        what = f"makes {makes}"
         if name is None:
-            able = next((one for one in self.served.values() if one.engine.draws == draws), None)
+            able = next((one for one in self.served.values() if one.engine.makes == makes), None)
             if able is None:
                 raise RequestError(404, f"no model of this server {what}", "model", "model_not_found")
             return able
@@ -54,7 +58,7 @@ class Models:
         if found is None:
             text = f"model must be one of {', '.join(self.served)}; got {name[:80]!r}"
             raise RequestError(404, text, "model", "model_not_found")
-        if found.engine.draws != draws:
+        if found.engine.makes != makes:
             raise RequestError(400, f"model must be one that {what}; got {name!r}", "model")
         return found
 

@@ -115,6 +115,10 @@ class Images(BaseModel):
     usage: dict[str, int]
 
 
+class Transcript(BaseModel):
+    text: str
+
+
 #: Route -> what it does, and its answers by media type.
 ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "/v1/chat/completions": (
@@ -126,6 +130,10 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
         {"application/json": Completion, "text/event-stream": CompletionChunk},
     ),
     "/v1/images/generations": ("Draw images from a prompt", {"application/json": Images}),
+    "/v1/audio/transcriptions": (
+        "Transcribe a recording",
+        {"application/json": Transcript, "text/plain": str},
+    ),
     "/v1/models": ("List the models of this server", {"application/json": ModelList}),
     "/v1/models/{name}": ("Describe one model", {"application/json": Model}),
     "/health": ("Tell whether the worker of each model runs", {"application/json": Health}),

@@ -14,7 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from mmspec import __version__
 from mmspec.core.statistics import DecodingStats
 from mmspec.open_types import Json
-from mmspec.serving.engine import Engine
+from mmspec.serving.engine import IMAGES, TEXT, TRANSCRIPTS, Engine
 from mmspec.serving.limits import ServerLimits
 
 __all__ = ["page_routes"]
@@ -54,8 +54,13 @@ def facts_of(engine: Engine) -> dict[str, str]:
     """Return what the page says about a model."""
     accelerator, processor = engine.pipeline.accelerator, engine.pipeline.processor
     sees = getattr(processor, "image_processor", None) is not None
+    tasks = {
+        TEXT: f"text from text{' and images' if sees else ''}",
+        IMAGES: "images from text",
+        TRANSCRIPTS: "text from audio",
+    }
     return {
-        "Task": "images from text" if engine.draws else f"text from text{' and images' if sees else ''}",
+        "Task": tasks[engine.makes],
         "Accelerator": accelerator.name,
         "Promise": DecodingStats("", accelerator.exactness, accelerator.keeps).promise,
         "Rows": f"{engine.running} of {engine.rows} running, {len(engine.waiting)} waiting",
@@ -82,9 +87,12 @@ def example_of(engines: Sequence[Engine], url: str, has_key: bool) -> str:
         return ""
     engine = engines[0]
     body: Json = {"model": engine.name, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 32}
-    if engine.draws:
+    if engine.makes == TRANSCRIPTS:
+        parts = ["curl " + shlex.quote(url + "v1/audio/transcriptions"), "-F file=@speech.mp3"]
+        return " \\\n  ".join([*parts, *["-H 'Authorization: Bearer KEY'"] * has_key])
+    if engine.makes == IMAGES:
         body = {"model": engine.name, "prompt": "a red ring left of a small blue cross", "seed": 1}
-    route = "v1/images/generations" if engine.draws else "v1/chat/completions"
+    route = "v1/images/generations" if engine.makes == IMAGES else "v1/chat/completions"
     headers = ["Content-Type: application/json", *["Authorization: Bearer KEY"] * has_key]
     sent = json.dumps(body, indent=2, ensure_ascii=False)
     parts = ["curl " + shlex.quote(url + route), *("-H " + shlex.quote(each) for each in headers)]

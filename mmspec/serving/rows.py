@@ -9,6 +9,8 @@ from typing import Any
 
 from mmspec.errors import InputError
 from mmspec.models.adapters import use_adapter
+from mmspec.open_types import Keywords
+from mmspec.pipelines import SpeechPipeline
 from mmspec.pipelines.running_batch import RowUpdate, RunningBatch, check_rows_move, new_logprobs
 from mmspec.serving.chat_settings import TextRules
 from mmspec.serving.token_entries import Piece, TokenPieces
@@ -158,6 +160,43 @@ class Turns:
         return RowUpdate(handle, tokens, output, canvas.errors[0], new_logprobs(canvas, [0], tokens))
 
 
+class WholeCalls:
+    """Requests that are whole calls of a pipeline, one in each round, with the methods of `TextRows`.
+
+    The first event of a request comes when its call has ended.
+    """
+
+    def __init__(self, pipe: Any, rows: int) -> None:
+        self._pipe, self._rows = pipe, rows
+        self._calls: dict[int, tuple[Any, Keywords]] = {}  # in order of arrival
+        self._count = 0
+
+    @property
+    def free(self) -> int:
+        return self._rows - len(self._calls)
+
+    def enter(self, prompt: Any, **settings: Any) -> tuple[int, int]:
+        self._count += 1
+        self._calls[self._count] = prompt, settings
+        return self._count, 0
+
+    def step(self) -> list[tuple[int, Event]]:
+        handle = next(iter(self._calls))
+        prompt, settings = self._calls.pop(handle)
+        try:
+            output = self._pipe(prompt, **settings)
+        except Exception as error:  # an error of this request alone
+            return [(handle, Event(error=error))]
+        count = sum(output.stats.new_tokens)
+        return [(handle, Event()), (handle, Event((), "eos", output, tokens=count))]
+
+    def capture(self) -> None:
+        """Do nothing: calls of a pipeline capture their own graphs."""
+
+    def cancel(self, handle: int) -> None:
+        del self._calls[handle]
+
+
 class AdapterBatches:
     """Running batches over the same weights, one for each adapter, with the methods of `RunningBatch`.
 
@@ -210,6 +249,8 @@ class AdapterBatches:
 
 def why_in_turn(pipe: Any) -> str | None:
     """Return the reason why the rows of a pipeline are decoded in turns; None if they share a batch."""
+    if isinstance(pipe, SpeechPipeline):
+        return "recordings are transcribed one after another"
     try:
         check_rows_move(pipe)
     except InputError as error:
@@ -218,7 +259,7 @@ def why_in_turn(pipe: Any) -> str | None:
 
 
 @contextmanager
-def open_rows(pipe: Any, rows: int, has_adapters: bool = False) -> Iterator[TextRows]:
+def open_rows(pipe: Any, rows: int, has_adapters: bool = False) -> Iterator[TextRows | WholeCalls]:
     """Open a pipeline for rows that enter and leave.
 
     Args:
@@ -229,6 +270,9 @@ def open_rows(pipe: Any, rows: int, has_adapters: bool = False) -> Iterator[Text
     Raises:
         PipelineBusyError: another call is running.
     """
+    if isinstance(pipe, SpeechPipeline):
+        yield WholeCalls(pipe, rows)
+        return
     moves = why_in_turn(pipe) is None
     if moves and not has_adapters:
         with pipe.running_batch(rows=rows) as batch:

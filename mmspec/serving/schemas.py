@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -34,6 +35,7 @@ __all__ = [
     "Strict",
     "TextRequest",
     "Tool",
+    "TranscriptionRequest",
 ]
 
 MOST_ITEMS = 1000  # of bad words and biases
@@ -441,6 +443,28 @@ class ImageRequest(Strict):
     temperature: Temperature | None = None
 
 
+class TranscriptionRequest(Strict):
+    """Form of `/v1/audio/transcriptions`. None is the default of the model; values of a form are strings."""
+
+    model_config = ConfigDict(strict=False, arbitrary_types_allowed=True)
+    ignored = frozenset({"chunking_strategy", "stream"})  # as by OpenAI's whisper-1
+    refused: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "include[]": ([],),
+        "known_speaker_names[]": (),
+        "known_speaker_references[]": (),
+    }
+    file: UploadFile
+    model: str | None = None
+    language: Annotated[str, Field(pattern=r"^[a-zA-Z]{2,20}$")] | None = None
+    prompt: Annotated[str, Field(max_length=10_000)] | None = None
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: Temperature | None = None
+    timestamp_granularities: Annotated[
+        list[Literal["word", "segment"]], Field(alias="timestamp_granularities[]", max_length=1)
+    ] = []
+    seed: Seed | None = None
+
+
 #: All schemas of requests and their parts, by their names in the documentation.
 BODIES: dict[str, type[Strict]] = {
     "chats": ChatRequest,
@@ -455,4 +479,5 @@ BODIES: dict[str, type[Strict]] = {
     "image parts": ImagePart,
     "`image_url`": ImageUrl,
     "images": ImageRequest,
+    "transcriptions": TranscriptionRequest,
 }

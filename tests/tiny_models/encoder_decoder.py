@@ -52,10 +52,10 @@ def tiny_bart(seed: int = 7) -> PreTrainedModel:
     return _made(hf.BartForConditionalGeneration(config), seed)
 
 
-def tiny_moonshine(seed: int = 18) -> PreTrainedModel:
+def tiny_moonshine(seed: int = 18, vocabulary: int = VOCABULARY) -> PreTrainedModel:
     """A Moonshine: sounds of any length, with a mask, and rotary positions."""
     config = hf.MoonshineConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2,
+        vocab_size=vocabulary, hidden_size=32, intermediate_size=64, encoder_num_hidden_layers=2,
         decoder_num_hidden_layers=2, encoder_num_attention_heads=4, decoder_num_attention_heads=4,
         tie_word_embeddings=False, **SPECIAL,
     )  # fmt: skip

@@ -1,0 +1,128 @@
+"""`mmspec transcribe`: transcripts of recordings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mmspec.cli.console import Interruptible, note, print_result
+from mmspec.cli.loading import choose, load_pipeline
+from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
+from mmspec.errors import InputError, how_to_install
+from mmspec.open_types import Json
+from mmspec.transcripts import TIMED, TranscriptFormat, write_transcript
+
+if TYPE_CHECKING:
+    from mmspec.pipelines import SpeechOutput
+
+__all__ = ["transcribe"]
+
+
+@unpack_options
+def transcribe(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub id.")],
+    audio: Annotated[
+        list[str], typer.Argument(metavar="AUDIO...", help="Paths or https URLs of audio or video files.")
+    ],
+    accelerator: Accelerator = None,
+    form: Annotated[TranscriptFormat, typer.Option("--format", help="Format of the transcripts.")] = (
+        TranscriptFormat.TEXT
+    ),
+    timestamps: Annotated[
+        bool, typer.Option("--timestamps", help="Find the times of segments; srt and vtt always have them.")
+    ] = False,
+    language: Annotated[
+        str | None, typer.Option(help="Language of the speech, for multilingual models.")
+    ] = None,
+    translate: Annotated[
+        bool, typer.Option("--translate", help="Translate to English, for multilingual models.")
+    ] = False,
+    prompt: Annotated[
+        str | None, typer.Option(help="Text before the recording, for names and style (Whisper).")
+    ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option("--compare", help="Run plain decoding too; exit with 1 unless the text is the same."),
+    ] = False,
+    reference: Annotated[
+        Path | None,
+        typer.Option(help="Text file with the words of the only recording, for the word error rate."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for one file per recording.")] = None,
+    *,
+    how: ModelOptions,
+) -> None:
+    """Transcribe recordings with Whisper or another speech model.
+
+    Example:
+        mmspec transcribe openai/whisper-tiny.en meeting.mp3
+        mmspec transcribe openai/whisper-large-v3 talk.mp4 --format srt --language en
+    """
+    words = None if reference is None else reference.read_text(encoding="utf-8")
+    if words is not None and len(audio) != 1:
+        raise InputError("--reference", str(reference), "needs exactly one recording")
+    choice = choose(accelerator, model, how.drafter)
+    note(f"loading {model}")
+    from mmspec.pipelines import SpeechPipeline
+
+    pipe = load_pipeline(SpeechPipeline, model, how)
+    choice = choose(accelerator, model, how.drafter, pipe.default_accelerator)
+    settings: dict[str, Any] = {
+        "return_timestamps": timestamps or form in TIMED,
+        "language": language,
+        "task": "translate" if translate else None,
+        "prompt": prompt,
+        "seed": how.seed,
+    }
+    records: list[Json] = []
+    with Interruptible() as block:
+        for path in audio:
+            pipe.set_accelerator(choice.name, **choice.options)
+            output: SpeechOutput = pipe(path, **settings)
+            record: Json = {"audio": path, "text": output.text[0].strip()}
+            record["segments"] = [vars(segment) for segment in output.segments[0]]
+            record |= {"seconds": output.stats.seconds, "target_forwards": output.stats.target_forwards}
+            remark = f"{output.stats}, {output.stats.seconds:.2f} s"
+            if compare:
+                plain = pipe.set_accelerator("none")(path, **settings)
+                record["identical"] = (plain.text, plain.segments) == (output.text, output.segments)
+                same = "the same text as" if record["identical"] else "NOT the text of"
+                remark += f"; {same} plain decoding, which took {plain.stats.seconds:.2f} s"
+            if words is not None:
+                record["word_error_rate"] = word_error_rate(words, record["text"])
+                remark += f"; word error rate {record['word_error_rate']:.1%}"
+            records.append(record)
+            text = write_transcript(output.text[0], output.segments[0], form)
+            if out is not None:
+                out.mkdir(parents=True, exist_ok=True)
+                target = out / f"{Path(path).stem}.{'txt' if form is TranscriptFormat.TEXT else form}"
+                target.write_text(text + "\n", encoding="utf-8")
+                note(f"{target}: {remark}")
+            elif not how.as_json:
+                typer.echo(text)
+                note(remark)
+    if how.as_json:
+        print_result(records, "", as_json=True)
+    block.finish(0 if all(record.get("identical", True) for record in records) else 1)
+
+
+def word_error_rate(words: str, text: str) -> float:
+    """Word error rate, without regard to case and punctuation."""
+    try:
+        import jiwer
+    except ImportError:
+        from mmspec.errors import MissingDependencyError
+
+        raise MissingDependencyError(f"--reference needs jiwer: {how_to_install('eval')}") from None
+    plain = jiwer.Compose(
+        [
+            jiwer.ToLowerCase(),
+            jiwer.RemovePunctuation(),
+            jiwer.RemoveMultipleSpaces(),
+            jiwer.Strip(),
+            jiwer.ReduceToListOfListOfWords(),
+        ]
+    )
+    return float(jiwer.wer(words, text, reference_transform=plain, hypothesis_transform=plain))
