@@ -148,4 +148,4 @@ class ImageOutput:
 
 
 #: Output of a pipeline call.
-CallOutput: TypeAlias = TextOutput | SpeechOutput | ImageOutput
+CallOutput: TypeAlias = TextOutput | ImageOutput

@@ -310,8 +310,9 @@ class RunningBatch:
         """Return the settings of new rows in a form that shares graphs with those of the batch."""
         own = sampler.on_device(count, self.pipe.target.device)
         known = None if self._batch is None else self._batch.sampler
-        shares = isinstance(own, Sampler) and isinstance(known, Sampler) and known.numbers is not None
-        return own.using(known) if shares and own.numbers is not None else own
+        if isinstance(own, Sampler) and isinstance(known, Sampler):
+            return own if own.numbers is None or known.numbers is None else own.using(known)
+        return own
 
     @property
     def _of_batch(self) -> Batch[TargetState]:

@@ -132,7 +132,7 @@ class SpeechPipeline(MMSpecPipeline):
         ]
         parts: list[DecodingStats] = []
         loop = make_loop(self.accelerator, seed, parts.append)
-        recognizer = AutomaticSpeechRecognitionPipeline(
+        recognizer: Any = AutomaticSpeechRecognitionPipeline(
             model=self.model,
             tokenizer=self.tokenizer,
             feature_extractor=self.processor.feature_extractor,
@@ -147,7 +147,8 @@ class SpeechPipeline(MMSpecPipeline):
         stats.accelerator, stats.exactness = self.accelerator.name, self.accelerator.exactness
         texts = [one["text"] for one in found]
         segments = [
-            [Segment(*chunk["timestamp"], chunk["text"]) for chunk in one.get("chunks", ())] for one in found
+            [Segment(*chunk["timestamp"], text=chunk["text"]) for chunk in one.get("chunks", ())]
+            for one in found
         ]
         output = SpeechOutput(texts, segments, stats)
         return output if return_dict else (output.text,)
@@ -158,7 +159,7 @@ class SpeechPipeline(MMSpecPipeline):
         Raises:
             InputError: a keyword is unknown, set by this pipeline, or not for this model.
         """
-        accepted = {*inspect.signature(self.model.generate).parameters}
+        accepted = {*inspect.signature(type(self.model).generate).parameters}
         known = (accepted | GenerationConfig().to_dict().keys()) - {"kwargs", "self"} - OWN
         for name, value in settings.items():
             if name not in known:

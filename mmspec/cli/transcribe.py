@@ -11,11 +11,11 @@ from mmspec.cli.console import Interruptible, note, print_result
 from mmspec.cli.loading import choose, load_pipeline
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
 from mmspec.errors import InputError, how_to_install
-from mmspec.open_types import Json
+from mmspec.open_types import Json, Keywords
 from mmspec.transcripts import TIMED, TranscriptFormat, write_transcript
 
 if TYPE_CHECKING:
-    from mmspec.pipelines import SpeechOutput
+    from mmspec.pipelines import SpeechOutput, SpeechPipeline
 
 __all__ = ["transcribe"]
 
@@ -69,7 +69,7 @@ def transcribe(
 
     pipe = load_pipeline(SpeechPipeline, model, how)
     choice = choose(accelerator, model, how.drafter, pipe.default_accelerator)
-    settings: dict[str, Any] = {
+    settings: Keywords = {
         "return_timestamps": timestamps or form in TIMED,
         "language": language,
         "task": "translate" if translate else None,
@@ -80,13 +80,13 @@ def transcribe(
     with Interruptible() as block:
         for path in audio:
             pipe.set_accelerator(choice.name, **choice.options)
-            output: SpeechOutput = pipe(path, **settings)
+            output = transcribed(pipe, path, settings)
             record: Json = {"audio": path, "text": output.text[0].strip()}
             record["segments"] = [vars(segment) for segment in output.segments[0]]
             record |= {"seconds": output.stats.seconds, "target_forwards": output.stats.target_forwards}
             remark = f"{output.stats}, {output.stats.seconds:.2f} s"
             if compare:
-                plain = pipe.set_accelerator("none")(path, **settings)
+                plain = transcribed(pipe.set_accelerator("none"), path, settings)
                 record["identical"] = (plain.text, plain.segments) == (output.text, output.segments)
                 same = "the same text as" if record["identical"] else "NOT the text of"
                 remark += f"; {same} plain decoding, which took {plain.stats.seconds:.2f} s"
@@ -106,6 +106,13 @@ def transcribe(
     if how.as_json:
         print_result(records, "", as_json=True)
     block.finish(0 if all(record.get("identical", True) for record in records) else 1)
+
+
+def transcribed(pipe: SpeechPipeline, path: str, settings: Keywords) -> SpeechOutput:
+    """Transcribe one recording."""
+    output: Any = pipe(path, **settings)
+    found: SpeechOutput = output
+    return found
 
 
 def word_error_rate(words: str, text: str) -> float:

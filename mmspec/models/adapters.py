@@ -198,7 +198,7 @@ def load_lora(model: PreTrainedModel, name: str, source: str) -> None:
         if table.get(field) not in (None, [], {}, False, "none"):
             rule = f"its {field} must be unset, because other adapters share the model"
             raise UnsupportedModelError(f"{source} cannot be loaded beside others: {rule}")
-    load_adapter(model, Adapter(path.parent, model.name_or_path, None), name)
+    load_adapter(model, Adapter(path.parent, str(model.name_or_path), None), name)
 
 
 def use_adapter(model: PreTrainedModel, name: str | None) -> None:

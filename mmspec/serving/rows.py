@@ -193,7 +193,7 @@ class WholeCalls:
     def capture(self) -> None:
         """Do nothing: calls of a pipeline capture their own graphs."""
 
-    def cancel(self, handle: int) -> None:
+    def cancel(self, handle: Any) -> None:
         del self._calls[handle]
 
 

@@ -144,7 +144,8 @@ class CandidateSelector(nn.Module):
         """Scores [R, w, k] of a level's candidates after tokens [R, w], for slots with states [R, w, d]."""
         context = self.predecessor_codebook[before] * self.hidden_projection(hidden)
         after = self.successor_codebook[lattice.tokens[:, level]]  # [R, k, rank]
-        return lattice.logits[:, level, None] + context @ after.transpose(-1, -2)
+        scores: Tensor = lattice.logits[:, level, None] + context @ after.transpose(-1, -2)
+        return scores
 
 
 class LatticeLayer(nn.Module):

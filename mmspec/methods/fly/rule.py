@@ -101,4 +101,5 @@ class FLy(AcceptanceRule):
         best = log_p.topk(min(self.entropy_top_k, log_p.shape[-1]), -1).values
         entropy = torch.special.entr(best.exp()).sum(-1)
         possible = logits.gather(-1, x)[..., 0] > -torch.inf
-        return following & possible & (entropy >= self.entropy_threshold)
+        deferred: Tensor = following & possible & (entropy >= self.entropy_threshold)
+        return deferred
