@@ -21,7 +21,7 @@ from mmspec.accelerator import Call
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError
 from mmspec.media import load_audio
-from mmspec.open_types import Keywords
+from mmspec.open_types import Json, Keywords
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.custom_generate import make_loop
 from mmspec.pipelines.outputs import Segment, SpeechOutput
@@ -39,6 +39,12 @@ OWN = {"custom_generate", "generation_config", "inputs", "num_beams", "return_di
 def is_speech_model(config: PreTrainedConfig) -> bool:
     """Whether a config belongs to an encoder-decoder that transcribes speech."""
     return bool(config.is_encoder_decoder) and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
+
+
+def segment_of(chunk: Json) -> Segment:
+    """Make a segment of a chunk of transformers' pipeline."""
+    start, end = chunk["timestamp"]
+    return Segment(start, end, chunk["text"])
 
 
 class SpeechPipeline(MMSpecPipeline):
@@ -146,10 +152,7 @@ class SpeechPipeline(MMSpecPipeline):
         stats = merge_stats(parts)
         stats.accelerator, stats.exactness = self.accelerator.name, self.accelerator.exactness
         texts = [one["text"] for one in found]
-        segments = [
-            [Segment(*chunk["timestamp"], text=chunk["text"]) for chunk in one.get("chunks", ())]
-            for one in found
-        ]
+        segments = [list(map(segment_of, one.get("chunks", ()))) for one in found]
         output = SpeechOutput(texts, segments, stats)
         return output if return_dict else (output.text,)
 
@@ -159,7 +162,8 @@ class SpeechPipeline(MMSpecPipeline):
         Raises:
             InputError: a keyword is unknown, set by this pipeline, or not for this model.
         """
-        accepted = {*inspect.signature(type(self.model).generate).parameters}
+        generate: Any = self.model.generate
+        accepted = {*inspect.signature(generate).parameters}
         known = (accepted | GenerationConfig().to_dict().keys()) - {"kwargs", "self"} - OWN
         for name, value in settings.items():
             if name not in known:

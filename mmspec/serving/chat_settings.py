@@ -12,6 +12,7 @@ from typing import Any
 from mmspec.call_fields import CHAT_NAMES, SAME_IN_REQUESTS
 from mmspec.errors import InputError
 from mmspec.media import load_image
+from mmspec.open_types import Json
 from mmspec.serving.errors import RequestError
 from mmspec.serving.limits import ServerLimits, check_at_most
 from mmspec.serving.schemas import ChatRequest, ImagePart, Message, Strict, TextRequest
