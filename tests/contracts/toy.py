@@ -75,6 +75,7 @@ class TableTarget:
 
     computing = Target.computing
     remember = Target.remember
+    chunked_prefill = Target.chunked_prefill
 
     def prefill(
         self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()

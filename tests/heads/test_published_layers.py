@@ -92,7 +92,7 @@ def naive(head: Eagle3Head, rotary: dict[str, Any], window: int | None = None, t
         query, key = (
             rms_norm(each, own[f"self_attn.{name}_norm.weight"]) for each, name in ((query, "q"), (key, "k"))
         )
-    query, key = (rotated(each, torch.arange(ROWS), *turns) for each in (query, key))
+    query, key = (rotated(each, torch.arange(ROWS)[:, None], *turns, pairs=False) for each in (query, key))
     key, value = (each.repeat_interleave(HEADS // value.shape[1], 1) for each in (key, value))
     mixed = torch.zeros(ROWS, HEADS * SIZE, dtype=torch.float64)
     for row in range(ROWS):

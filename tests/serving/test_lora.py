@@ -23,7 +23,7 @@ peft = pytest.importorskip("peft")
 
 BASE = "assets/scenes-llava"
 ADAPTERS = {"loud.v1": 1, "org/calm": 2}
-PROMPTS = ["Describe the image.", "hello"]
+PROMPTS = ["hello", "Describe the image."]
 NAMES = ["scenes-llava", *ADAPTERS]
 
 
@@ -50,7 +50,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def serving(folders: dict[str, Path], accelerator: str, in_turn: bool = False):
     how, given = ModelOptions(device="cpu", dtype="float32"), [(n, str(p)) for n, p in folders.items()]
     metrics, cache = Metrics(), 2**26
-    engine = load_engine(BASE, accelerator, 4, ServerLimits(), metrics, how, False, cache, given)
+    engine = load_engine(BASE, accelerator, 4, ServerLimits(), metrics, how, False, cache, adapters=given)
     if in_turn:
         engine.pipeline.accelerator.drafter.rows_move = False
     with running(pipelines={"scenes-llava": engine.pipeline}, rows=4, adapters=list(folders)) as server:
@@ -167,6 +167,6 @@ def test_adapters_that_cannot_be_served_are_refused(folders, tmp_path):
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
         load_lora(model, "a", str(pickled))
     how = ModelOptions(device="cpu")
-    what = "copy", 4, ServerLimits(), Metrics(), how, False, 0, [("a", str(pickled))]
+    what = "copy", 4, ServerLimits(), Metrics(), how
     with pytest.raises(InputError, match="has no adapter of its own"):
-        load_engine(str(folders["loud.v1"]), *what)
+        load_engine(str(folders["loud.v1"]), *what, adapters=[("a", str(pickled))])
