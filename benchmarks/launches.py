@@ -34,6 +34,7 @@ from benchmarks.simulated_gpu import Counts, SimulatedGPU
 from mmspec.accelerator import Accelerator, Call, pair
 from mmspec.accelerators import make
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.interfaces import Request
 from mmspec.core.loop import Batch, begin
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
@@ -201,6 +202,7 @@ class Served:
     accelerator: Accelerator
     samplers: Sequence[Sampler]
     context: int
+    made: dict[int, list[Request]] = field(default_factory=dict)
 
     @property
     def model(self) -> Any:
@@ -209,19 +211,32 @@ class Served:
     def _busy(self) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def _examples(self, rows: int) -> list[Call]:
+        return [self._call(number) for number in range(len(self.samplers))]
+
     def _prepare_request(self, prompt: Any, arguments: Any) -> tuple[Call, Any]:
-        requests = random_requests(self.target, RoundShape(1, 1, self.context + prompt % 5))
+        return self._call(prompt), lambda canvas: canvas
+
+    def requests_of(self, prompt: int) -> list[Request]:
+        """The request of this number, made once."""
+        if prompt not in self.made:
+            shape = RoundShape(1, 1, self.context + prompt % 5)
+            self.made[prompt] = random_requests(self.target, shape)
+        return self.made[prompt]
+
+    def _call(self, prompt: int) -> Call:
+        requests = self.requests_of(prompt)
         random = RandomStream.from_seed(prompt, 1, self.target.device)
         sampler = self.samplers[prompt % len(self.samplers)]
         stopping = Stopping(min(10 + 3 * (prompt % 4), getattr(self.target.grid, "length", 100)))
-        call = self.accelerator.call(self.target, sampler, requests, stopping, random)
-        return call, lambda canvas: canvas
+        return self.accelerator.call(self.target, sampler, requests, stopping, random)
 
 
 def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict[str, float]:
     """Count the rounds of a running batch that new requests enter as soon as others leave.
 
-    The launches of a request that enters are those beside the target's forward pass over its prompt.
+    Graphs are captured before. The launches of a request that enters are those beside the target's forward
+    pass over its prompt.
     """
     target = scenario.target()
     if compiled:
@@ -241,8 +256,10 @@ def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict
 
     target.forward = counted_forward  # type: ignore[method-assign]
     with RunningBatch(served, scenario.rows) as batch:
+        batch.capture()
         while True:
             while batch.free and len(entered) < RUNNING_REQUESTS:
+                served.requests_of(len(entered))
                 gpu.take()
                 prompts.clear()
                 batch.enter(len(entered))
@@ -253,13 +270,12 @@ def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict
             batch.step()
             rounds.append(gpu.take())
     timed = rounds[len(rounds) // 2 : -WARM_UP]
-    late = entered[len(entered) // 2 :]
     return {
         "round": median(each.total for each in timed),
         "outside_graphs": median(each.outside_graphs for each in timed),
         "copies": median(each.copies for each in timed),
         "reads": median(each.reads for each in timed),
-        "captures": sum(each.captures for each in timed + late),
+        "captures": sum(each.captures for each in rounds + entered),
         "enters": median(outside[len(outside) // 2 :]),
     }
 

@@ -30,7 +30,7 @@ from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import PromptOutput, TargetState
 from mmspec.core.logprobs import TokenLogprob
 from mmspec.core.loop import Batch, begin, prefill_requests, runs_by_itself
-from mmspec.core.sampling import RowSettings, Sampler
+from mmspec.core.sampling import AnySampler, RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError
 from mmspec.pipelines.outputs import CallOutput
@@ -368,8 +368,8 @@ class RunningBatch:
         """Capture the graphs of rounds now, for every number of slots, in a compiled pipeline on a GPU.
 
         Buffers are allocated for all rows of up to 2,048 tokens. They grow to powers of two, and each such
-        size is captured when a request first needs it. Longer requests, and those with settings of
-        other kinds than temperature, top-p and a top-k of up to 64, are captured when they come.
+        size is captured when a request first needs it. Requests with settings of other kinds than
+        temperature, top-p and a top-k of up to 64 are captured when they come.
         """
         if not self._has_slots or self._running:
             return
@@ -393,9 +393,11 @@ class RunningBatch:
     def _examples(self) -> list[Call | ImageCall]:
         """Requests whose settings are of the usual kinds."""
         pipe = self.pipe
-        examples = [*pipe._examples(1)]
-        if isinstance(examples[0], Call) and not pipe.accelerator.rule.greedy_only:
-            examples.append(replace(pipe._examples(1)[0], sampler=Sampler(1.0, top_k=USUAL_TOP_K, top_p=0.9)))
+        examples, other = [*pipe._examples(1)], pipe._examples(1)[0]
+        if isinstance(other, Call) and not pipe.accelerator.rule.greedy_only:
+            settings: AnySampler = other.sampler
+            usual = replace(settings, temperature=1.0, top_k=USUAL_TOP_K, top_p=0.9)
+            examples.append(replace(other, sampler=usual))
         return examples
 
     def _choose_graphs(self) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import MaxTimeCriteria, StoppingCriteriaList
 
 from mmspec.core.draft import Draft
-from mmspec.core.graphs import power_of_two
+from mmspec.core.graphs import has_graphs, power_of_two
 from mmspec.core.indexing import pick, put, take
 from mmspec.core.lockstep import Lockstep
 from mmspec.core.logprobs import TokenLogprob, unpack
@@ -33,7 +33,7 @@ NOT_FINITE = (
     "check the weights, the dtype and the logits processors"
 )
 MAX_NEW_TOKENS = 1_000_000
-LEAST_PLACES = 1024
+LEAST_PLACES = 2048  # where sizes are to be few
 GROWTH = 512  # least number of places that are added at a time
 NO_TOKEN = -1
 LEAST_ENDS = 8  # columns for end tokens where sizes are to be few
@@ -172,17 +172,20 @@ class Canvas(Rows):
         self.finish_reasons: list[str | None] = [None] * rows
         self.errors: list[NumericalError | None] = [None] * rows
         self.output_lengths = [0] * rows
-        self.decided = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+        # to widen tensors later takes launches
+        places, least_ends = (LEAST_PLACES, LEAST_ENDS) if has_graphs(device) else (1, 0)
+        self.decided = torch.zeros(rows, places, dtype=torch.bool, device=device)
         self.is_draft = torch.zeros_like(self.decided)
-        line = [[prompt[-1], 0] for prompt in prompts]
-        self._line = torch.tensor(line, dtype=torch.long, device=device).reshape(rows, 2)
+        line = [prompt[-1:] + [0] * places for prompt in prompts]
+        self._line = torch.tensor(line, dtype=torch.long, device=device).reshape(rows, places + 1)
         self._prompts = pad_in_front(prompts, device)
         self.active = torch.ones(rows, dtype=torch.bool, device=device)
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
         self._begun = False  # the first commit holds the prefill's tokens, without a scoring forward pass
-        ends = torch.tensor(sorted(stopping.end_token_ids), dtype=torch.long, device=device)
-        self._ends = ends.repeat(rows, 1)
+        ends = sorted(stopping.end_token_ids)
+        ends += [NO_TOKEN] * (least_ends - len(ends))
+        self._ends = torch.tensor([ends] * rows, dtype=torch.long, device=device).reshape(rows, len(ends))
         self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)
         stats.new_tokens, stats.rounds, stats.drafted_rounds = [0] * rows, [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
@@ -289,12 +292,16 @@ class Canvas(Rows):
         """
         self.reserve(power_of_two(max(places, LEAST_PLACES)) - 1)
         if reads_prompts:
-            length = power_of_two(self._prompts.shape[1])
+            length = power_of_two(max(self._prompts.shape[1], LEAST_PLACES))
             self._prompts = lengthen(self._prompts, length, NO_TOKEN, newest_last=True)
         else:
-            self._prompts = self._prompts[:, :0]
+            self.forget_prompts()
         ends = max(LEAST_ENDS, power_of_two(self._ends.shape[1]))
         self._ends = lengthen(self._ends, ends, NO_TOKEN)
+
+    def forget_prompts(self) -> None:
+        """Drop the prompts on the device, which only logits processors read."""
+        self._prompts = self._prompts[:, :0]
 
     def _widen(self, room: int) -> None:
         """Add undecided places; the last one still takes unused writes."""
@@ -459,7 +466,8 @@ class VectorCanvas(Canvas):
     ) -> None:
         super().__init__(prompts, stopping, stats, device)
         # the prompt's last token is an id, not a vector
-        self._line = torch.zeros(len(prompts), 2, size, dtype=torch.float32, device=device)
+        shape = len(prompts), self._line.shape[1], size
+        self._line = torch.zeros(shape, dtype=torch.float32, device=device)
 
     def outputs(self) -> list[RowOutput]:
         """B tensors [N, d] of output vectors."""

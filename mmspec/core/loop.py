@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Self
 import torch
 from torch import Tensor
 
+from mmspec.core.cache import round_up
 from mmspec.core.canvas import Canvas, Emission
 from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.decoder import Decoder
@@ -38,7 +39,7 @@ from mmspec.core.sampling import AnySampler, RowSettings
 from mmspec.core.statistics import Timer
 from mmspec.core.verdict import Measured, Path, Verdict
 
-# A large max_new_tokens must not allocate memory that is never used: beyond this the cache grows in blocks.
+# A large max_new_tokens must not allocate memory that is never used: caches begin with a multiple of this.
 PREALLOCATED_TOKENS = 2048
 
 
@@ -133,6 +134,8 @@ class Batch(Rows, Generic[State]):
         return super().overwritten(slots, other, (len(self.canvas.ids), len(other.canvas.ids)))
 
     def rows_changed(self) -> None:
+        if self.counter is not None and not self.sampler.processors:
+            self.canvas.forget_prompts()
         self.timer = Timer(self.canvas.stats, self.target.device)
         self.session.attach(self.state)
 
@@ -258,7 +261,8 @@ def prefill_requests(
     stats = canvas.stats
     most = max(stopping.max_new_tokens for stopping in canvas.stopping)
     nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
-    capacity = max(map(len, canvas.ids)) + min(most, PREALLOCATED_TOKENS) + nodes
+    longest = max(map(len, canvas.ids))
+    capacity = min(longest + most + nodes, round_up(longest + 2 * nodes, PREALLOCATED_TOKENS))
     computing = target.computing(*decoder.modules)
     prompts = list_prompts(requests, sampler)
     with closing(target.chunked_prefill(prompts, capacity, decoder.taps)) as prefill:
@@ -361,7 +365,7 @@ def choose_first(
 def use_few_sizes(canvas: Canvas, decoder: Decoder, sampler: RowSettings) -> None:
     """Pad the tensors of a canvas to few sizes; see `Canvas.use_few_sizes`."""
     most = max(stopping.max_new_tokens for stopping in canvas.stopping)
-    places = min(most, PREALLOCATED_TOKENS) + decoder.max_nodes
+    places = min(most + decoder.max_nodes, PREALLOCATED_TOKENS)
     canvas.use_few_sizes(places, reads_prompts=bool(sampler.processors))
 
 

@@ -76,10 +76,12 @@ class RandomStream(Rows):
         for value in seeds:
             if not is_integer(value) or not 0 <= value < MAX_SEED:
                 raise InputError("seed", value, "must be an integer from 0 to 2**64 - 1")
-        words = torch.tensor([[value & 0xFFFFFFFF, value >> 32] for value in seeds], device="cpu")
         index = range(rows) if isinstance(seed, int) else [0] * rows
-        counters = torch.tensor([[row, 0, Purpose.ROW_KEY, 0] for row in index], device="cpu")
-        return cls(philox4x32(counters.reshape(rows, 4), words.reshape(rows, 2))[:, :2].to(device))
+        counters = [[row, 0, Purpose.ROW_KEY, 0] for row in index]
+        keys = [[value & 0xFFFFFFFF, value >> 32] for value in seeds]
+        both = [[*counter, *key] for counter, key in zip(counters, keys, strict=True)]
+        words = torch.tensor(both, dtype=torch.long, device="cpu").reshape(rows, 6)
+        return cls(philox4x32(words[:, :4], words[:, 4:])[:, :2].to(device))
 
     def repeat(self, rows: int) -> RandomStream:
         """Return the stream of a batch that repeats each row rows / B times in succession."""

@@ -209,6 +209,8 @@ def overwrite(
     if values.dim() > 1 and values.shape[1] != others.shape[1]:
         longest = max(values.shape[1], others.shape[1])
         values, others = (lengthen(each, longest, fill, newest_last) for each in (values, others))
+    if not values.numel():  # no launch for an empty copy
+        return values
     pieces, first, kept = [], 0, 0
     for run in runs(places):
         end = first + run.stop - run.start

@@ -191,6 +191,8 @@ class Sampler(RowSettings):
             object.__setattr__(self, name, read_setting(name, getattr(self, name), check_setting))
         drawn = [value if value >= LEAST_TEMPERATURE else 0.0 for value in values_of(self.temperature)]
         object.__setattr__(self, "temperature", read_setting("temperature", drawn, check_setting))
+        if not any(self.processors):  # the last row with some has left
+            object.__setattr__(self, "processors", ())
 
     @property
     def only_guides(self) -> bool:

@@ -249,7 +249,7 @@ class CausalTarget(ModelTarget[AnyState]):
         keeps_replies = self.prefix_cache is not None and not taps
         state = CausalState(
             cache=cache,
-            offset=torch.zeros(len(prompts), dtype=torch.long, device=self.device),
+            offset=torch.empty(0, dtype=torch.long, device=self.device),  # known when the prompts are read
             prompt_lengths=lengths,
             hidden=self._reader(taps),
             change=self._change,
@@ -259,12 +259,12 @@ class CausalTarget(ModelTarget[AnyState]):
         )
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, state)
-        logits, tapped, cached_tokens = [], [], 0
+        logits, tapped, cached_tokens, offsets = [], [], 0, []
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
                 offset += whole[row] - lengths[row]
-                state.offset[row] = offset
+                offsets.append(offset)
                 state.change = min(state.change, self._change - offset)
                 identity = None
                 size = self._chunk_size(lengths[row])
@@ -281,8 +281,17 @@ class CausalTarget(ModelTarget[AnyState]):
         except BaseException:
             state.close()
             raise
+        state.offset = torch.tensor(offsets, device=self.device)
         rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
-        return state, PromptOutput(torch.cat(logits), rows, cached_tokens, cache=cache)
+        ends = logits[0] if len(logits) == 1 else torch.cat(logits)
+        return state, PromptOutput(ends, rows, cached_tokens, cache=cache)
+
+    def extended(self, state: CausalState, kind: type[S], **fields: Any) -> S:
+        """Return a state with further fields, of a class that has them; it replaces the given state."""
+        new = kind(**vars(state), **fields)
+        if isinstance(self.steps, CapturedForward):
+            self.steps.caches.lend(new.cache, new)
+        return new
 
     def _chunk_size(self, length: int) -> int:
         """Largest number of tokens of a forward pass of a prompt of this length."""

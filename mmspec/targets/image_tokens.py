@@ -213,7 +213,7 @@ class ImageTokenTarget(CausalTarget, ABC):
         grammar = Grammar(rows, self.device)
         state, output = super().prefill(prompts, capacity, taps)
         output = replace(output, logits=self.constrain(output.logits, grammar.forced[:, :1]))
-        return ImageState(**vars(state), grammar=grammar), output
+        return self.extended(state, ImageState, grammar=grammar), output
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:
         """The model's arguments for one prompt, without the layout of its output."""

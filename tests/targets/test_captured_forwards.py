@@ -14,9 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.simulated_gpu import SimulatedGPU
 from mmspec.core.graphs import Graph
 from mmspec.core.interfaces import Drafter
 from mmspec.core.sampling import Sampler
+from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
@@ -27,6 +29,7 @@ from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.running import decode, random_prompts
 from tests.methods.eagle_checks import head_for
 from tests.tiny_models import tiny_llama, tiny_mistral_sliding
+from tests.tiny_models.llamagen import tiny_llamagen
 
 PROMPTS = random_prompts(3, seed=4)
 
@@ -180,3 +183,17 @@ def test_graphs_on_a_gpu_say_the_same(name: str, rows: int) -> None:
         assert decode(target, PROMPTS[:rows], DRAFTERS[name](target), max_new_tokens=40).outputs == expected
     assert all(target.steps._graphs.values())
     assert target.steps._graphs
+
+
+@torch.inference_mode()
+def test_a_cache_of_the_pool_belongs_to_one_batch_of_images() -> None:
+    """Its owner is the state that the batch keeps, with the grammar of the images."""
+    with SimulatedGPU():
+        target = LlamaGenTarget(tiny_llamagen("class"))
+        target.compile()
+        prompt, _ = target.encode_prompt(1, None, target.grid, None)
+        state, _ = target.prefill([prompt], 40)
+        assert target.prefill([prompt], 40)[0].cache is not state.cache
+        before = state.cache
+        del state
+        assert target.prefill([prompt], 40)[0].cache is before

@@ -68,7 +68,7 @@ class GlmImageTarget(VisionLanguageTarget):
         state, output = super().prefill(prompts, capacity, taps)
         longest = max(table.shape[1] for table in tables)
         table = torch.cat([lengthen(each, longest, fill=None) for each in tables])
-        return GlmImageState(**vars(state), table=table), output
+        return self.extended(state, GlmImageState, table=table), output
 
     def layout_for(self, inputs: Mapping[str, Tensor]) -> GridSequence:
         """Layout of the output: the grids that no prompt image fills, the last (a preview) first.

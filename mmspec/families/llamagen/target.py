@@ -131,7 +131,7 @@ class LlamaGenTarget(ImageTokenTarget):
         if not self.is_controlled:
             return state, output
         control = [{**self.no_control(), **prompt}[CONTROL].to(self.device) for prompt in prompts]
-        return ControlledState(**vars(state), control=torch.cat(control)), output
+        return self.extended(state, ControlledState, control=torch.cat(control)), output
 
     def further_inputs(self, state: AnyState, nodes: Nodes) -> Keywords:
         """The control of all cells; the model selects that of each node by its position."""
