@@ -56,7 +56,8 @@ def train_drafter(
         method: a name in `RECIPES`.
         settings: settings of the drafter and its loss, such as `{"block": 10}`.
         data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
-            of images (see `ImageFile`), for speech models one of audio (see `read_clips`); or a function that makes data (see `MakeData`), like `ImagePrompts`.
+            of images (see `ImageFile`), for speech models one of audio (see `read_clips`); or a function that
+            makes data (see `MakeData`), like `ImagePrompts`.
         max_length: longer conversations, in tokens, are skipped. None uses the limit of the target.
         regenerate: maximum length, in tokens, of replies that the target generates to replace those of the
             data; 0 keeps the replies of the data.

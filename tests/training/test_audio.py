@@ -1,4 +1,4 @@
-"""Training on audio: sequences are the transcripts of `generate`, with the states of transformers' forward."""
+"""Training on audio: sequences are transcripts of `generate`, with the states of transformers' forward."""
 
 from __future__ import annotations
 
