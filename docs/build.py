@@ -61,6 +61,7 @@ def measurements() -> Iterator[tuple[Path, str]]:
     explanation, notes = DOCS / "explanation", DOCS / "notes"
     yield explanation / "benchmarks.md", benchmarks_summary()
     yield explanation / "spec-bench.md", real_summary()
+    yield explanation / "speech.md", speech_table()
     yield explanation / "masked-models.md", diffusion_summary()
     yield notes / "2026-11-29-benchmarks-images.md", f"{drafter_tables()}\n\n{image_tables()}"
     yield notes / "2026-11-29-spec-bench.md", real_tables()
@@ -330,6 +331,24 @@ def real_summary() -> str:
         ),
     }
     return titled(tables)
+
+
+def speech_table() -> str:
+    """Return the table of drafters for a real speech recogniser."""
+    columns = ("accelerator", "clips", "identical", "tokens per forward pass (95 %)", "speed-up (95 %)")
+    rows = []
+    for row in loaded("speech-cpu")["records"]:
+        (low, high), length = row.get("speedup_interval", (0, 0)), row.get("acceptance_length")
+        rows.append(
+            (
+                f"`{shortened(row['accelerator'])}`",
+                f"{row['samples']}",
+                f"{row['identical']:.0%}",
+                "1.00" if length is None else with_interval(row),
+                f"{row['speedup']:.2f}x ({low:.2f}-{high:.2f})" if high else "-",
+            )
+        )
+    return table(columns, rows)
 
 
 def both_temperatures(greedy: str, sampled: str, timed: bool = False) -> str:

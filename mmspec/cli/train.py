@@ -88,8 +88,8 @@ def drafter(
         Path | None,
         typer.Option(
             help="Conversations, with or without images: JSONL, or LLaVA's JSON. For image generators "
-            "JSONL with image, and prompt or class; cjd needs no image. By default scenes, which text "
-            "models cannot use."
+            "JSONL with image, and prompt or class; cjd needs no image. For speech models JSONL with audio "
+            "and text. By default scenes, which text and speech models cannot use."
         ),
     ] = None,
     height: Pixels = None,
@@ -169,7 +169,12 @@ def drafter(
 @unpack_options
 def draft_model(
     target: Annotated[str, typer.Option(help="Folder or hub id of the target.")],
-    data: Annotated[Path, typer.Option(help="Conversations: JSONL, or LLaVA's JSON.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="Conversations: JSONL, or LLaVA's JSON. For speech models JSONL with audio and text."
+        ),
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write.", show_default="named after the target")
     ] = None,

@@ -128,7 +128,8 @@ class EncoderDecoderTarget(CausalTarget):
     """Adapter from an encoder-decoder of transformers to the `Target` interface.
 
     A prompt has the decoder's tokens as `input_ids`, and the inputs of the encoder by the names of its
-    processor; token ids of an encoder are `encoder_input_ids`. It may have `encoder_outputs` in their place.
+    processor; token ids of an encoder are `encoder_input_ids`. It may have `encoder_outputs` in their place,
+    as the encoder returns them or as a tensor [1, S, d].
     `prompt_of` makes one from the output of a processor.
 
     Args:
@@ -167,8 +168,9 @@ class EncoderDecoderTarget(CausalTarget):
                 known["input_ids"] = known.pop(ENCODER_TOKENS)
             tensor, name, known = self.model._prepare_model_inputs(None, None, known)
             known = getattr(self.model, ENCODE)(tensor, known, name, self.model.generation_config)
-        if isinstance(known[ENCODED], tuple):
-            known[ENCODED] = BaseModelOutput(known[ENCODED][0])
+        if isinstance(known[ENCODED], tuple | Tensor):
+            states = known[ENCODED]
+            known[ENCODED] = BaseModelOutput(states if isinstance(states, Tensor) else states[0])
         return {name: known[name] for name in (ENCODED, MASK) if known.get(name) is not None}
 
     def arguments(self, prompt: Mapping[str, Tensor]) -> tuple[Keywords, int]:

@@ -30,6 +30,7 @@ from mmspec.models.checkpoint import (
 )
 from mmspec.open_types import Json
 from mmspec.targets import CausalTarget, adapt
+from mmspec.training.data.audio import AudioRows, hears
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import acceptance_length
 from mmspec.training.data.sources import Rows, is_language_model, open_target, pick_dtype
@@ -73,11 +74,14 @@ def train_draft_model(
     """Train a draft model by distillation and save it as a transformers folder, for use as `drafter=`.
 
     The draft model of a vision-language target has the same model type. Only its language model is trained.
+    That of a speech encoder-decoder reads the output of the target's encoder, as distil-whisper does
+    (2311.00430). Its decoder's layers are trained; its encoder and its embeddings are those of the target.
 
     Args:
-        target: folder or hub id of a vision-language or language model.
+        target: folder or hub id of a vision-language or language model, or of a speech encoder-decoder.
         out: the folder to write.
-        data: conversations, as a file or as rows; see `read_conversations`.
+        data: conversations, as a file or as rows; see `read_conversations`. For speech, clips of audio; see
+            `read_clips`.
         start: the initial draft model: a folder or hub id, or "layers:k" for a copy of the target with k of
             its layers, half of them its first layers and half its last.
         divergence, beta, own_share, new_tokens, parallel: see `Distillation`. The mask of a parallel draft
@@ -115,7 +119,10 @@ def train_draft_model(
     if states is not None and divergence == HARD_LABELS:
         rule = "cannot be combined with hard labels, which do not use the target's states"
         raise InputError("states", str(states), rule)
-    layers = check_start(target, start)
+    layers, of_speech = check_start(target, start), hears(load_config(str(target), argument="target"))
+    if of_speech and (own_share or parallel > 1):
+        rule = "must be 0, and parallel 1, for a speech model: it learns transcripts of the data"
+        raise InputError("own_share", own_share, rule)
     training = drafter_training(Path(out), how, accumulate, log_dir)
     accelerator = training.accelerator
     if accelerator.is_fsdp2:
@@ -132,8 +139,8 @@ def train_draft_model(
         max_length=max_length,
         regenerate=regenerate,
     )
-    if not isinstance(source, ConversationRows):
-        raise InputError("data", type(source).__name__, "must be conversations")
+    if not isinstance(source, ConversationRows | AudioRows):
+        raise InputError("data", type(source).__name__, "must be conversations, or audio for a speech model")
     if layers:
         model: Any = shortened(teacher.model, layers)
     else:
@@ -146,6 +153,9 @@ def train_draft_model(
     nn.Module.requires_grad_(model, False)
     for part in (model.get_decoder(), model.get_output_embeddings()):
         part.requires_grad_(True)
+    if of_speech:  # its tables are large beside its layers; training them would take half of a step
+        model.get_input_embeddings().requires_grad_(False)
+        model.get_output_embeddings().requires_grad_(False)
     learner = DraftModelLoss(model, teacher, settings, training.seed)
     learner.stored = None if states is None else StoredStates(teacher, states)
     trial = source.trial()
@@ -154,7 +164,8 @@ def train_draft_model(
     check_logits(learner.reader, learner.told(asked), "start")
     if frequent_tokens:
         count = token_counts(source.learnt_texts(), teacher.vocabulary)
-        model.config.draft_tokens = sorted(count.topk(min(frequent_tokens, len(count))).indices.tolist())
+        often = count.sort(descending=True, stable=True).indices  # ties prefer lower ids, commoner in BPE
+        model.config.draft_tokens = sorted(often[:frequent_tokens].tolist())
     DraftModelDrafter(learner.reader)  # raises if the model cannot draft
 
     def check(module: nn.Module) -> dict[str, float]:
@@ -200,7 +211,7 @@ def train_draft_model(
         about |= {"skipped_rows": source.left_out} if source.left_out else {}
         record = training_record("mmspec train draft-model", options, training, model, **about)
         model.to(saved or teacher.dtype).save_pretrained(out)
-        source.reader.processor.save_pretrained(out)
+        (source if isinstance(source, AudioRows) else source.reader).processor.save_pretrained(out)
         write_record(Path(out), record)
     accelerator.wait_for_everyone()
     return Path(out)
@@ -218,9 +229,9 @@ def check_start(target: str | Path, start: str | Path) -> int:
     """
     name = check_source(target, "target")
     config = load_config(name, argument="target")
-    if not sees(config) and not is_language_model(config):
+    if not (sees(config) or hears(config) or is_language_model(config)):
         raise CheckpointError(
-            "target", config.model_type, "must be a vision-language or causal language model"
+            "target", config.model_type, "must be a vision-language, causal language or speech model"
         )
     if found := LAYERS.fullmatch(str(start)):
         count, depth = int(found[1]), config.get_text_config(decoder=True).num_hidden_layers
@@ -233,7 +244,10 @@ def check_start(target: str | Path, start: str | Path) -> int:
     if sees(config) and drafting.model_type != config.model_type:
         rule = f"must be a {config.model_type!r} like the target, or layers:k: both process the same images"
         raise InputError("start", drafting.model_type, rule)
-    if not sees(config) and not is_language_model(drafting):
+    if hears(config) != hears(drafting):
+        rule = "must be a speech model if and only if the target is one"
+        raise CheckpointError("start", drafting.model_type, rule)
+    if not (sees(config) or hears(config) or is_language_model(drafting)):
         raise CheckpointError("start", drafting.model_type, "must be a causal language model like the target")
     processors = [
         load_processor(source, each, argument=argument)
@@ -267,6 +281,12 @@ def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
         if isinstance(value, list) and len(value) == depth:  # one entry per layer, such as `layer_types`
             setattr(text, name, [value[layer] for layer in kept])
     text.num_hidden_layers = count
+    for name in (
+        "decoder_layers",
+        "decoder_num_hidden_layers",
+    ):  # of encoder-decoders, whose `text` is a copy
+        if config.is_encoder_decoder and hasattr(config, name):
+            setattr(config, name, count)
     decoder = model.get_decoder()
     layers = getattr(decoder, "layers", getattr(decoder, "h", None))
     prefix = next(name for name, module in model.named_modules() if module is layers)

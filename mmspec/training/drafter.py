@@ -11,8 +11,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
 
+from mmspec.errors import InputError
 from mmspec.open_types import Json, Keywords
 from mmspec.targets import CausalTarget
+from mmspec.training.data.audio import AudioRows
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, acceptance_length
 from mmspec.training.data.sources import MakeData, Rows, open_target
 from mmspec.training.data.states import StoredStates
@@ -49,12 +51,13 @@ def train_drafter(
     Runs on the devices that `accelerate launch` provides: a CPU, one GPU or several.
 
     Args:
-        target: folder or hub id of a vision-language or language model, or the folder of a LlamaGen.
+        target: folder or hub id of a vision-language, language or speech model, or the folder of a LlamaGen.
         out: the folder to write.
         method: a name in `RECIPES`.
         settings: settings of the drafter and its loss, such as `{"block": 10}`.
         data: conversations, as a file or as rows (see `read_conversations`); for image models a JSONL file
-            of images (see `ImageFile`); or a function that makes data (see `MakeData`), like `ImagePrompts`.
+            of images (see `ImageFile`), for speech models one of audio (see `read_clips`); or a function that
+            makes data (see `MakeData`), like `ImagePrompts`.
         max_length: longer conversations, in tokens, are skipped. None uses the limit of the target.
         regenerate: maximum length, in tokens, of replies that the target generates to replace those of the
             data; 0 keeps the replies of the data.
@@ -90,6 +93,9 @@ def train_drafter(
     teacher, source = open_target(
         target, accelerator.device, training.batch_size, training.seed, data, **reading
     )
+    if isinstance(source, AudioRows) and RECIPES[method].settings.keys() & {"compressor", "visual"}:
+        rule = "must be a method without compression of images: the target transcribes audio"
+        raise InputError("method", method, rule)
     stored = None if states is None else StoredStates(teacher, states)
     model = RECIPES[method].build(teacher, **settings)
     if not how.get("resume"):

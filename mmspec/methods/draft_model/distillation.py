@@ -23,9 +23,11 @@ from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.heads.frequent_output import draft_tokens_of
 from mmspec.heads.model import HIDDEN
+from mmspec.models.weights import is_plain_linear
 from mmspec.open_types import Keywords
 from mmspec.registry import did_you_mean
 from mmspec.targets import CausalTarget, adapt
+from mmspec.training.data.audio import AudioRows
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample, decode
 from mmspec.training.data.states import StoredStates
@@ -148,10 +150,10 @@ class DraftModelLoss(nn.Module):
         self.how, self.seed = how or Distillation(), seed
         self.stored: StoredStates | None = None
 
-    def make(self, data: ConversationRows, step: int, process: int) -> DrafterBatch:
+    def make(self, data: ConversationRows | AudioRows, step: int, process: int) -> DrafterBatch:
         """Return the batch of a step for one training process: rows of the data, or replies to them."""
         rng = np.random.default_rng([self.seed, OWN, step, process])
-        if rng.random() >= self.how.own_share:
+        if isinstance(data, AudioRows) or rng.random() >= self.how.own_share:
             return data.batch(step, process)
         trial = data.prompts(step, process, self.how.new_tokens)
         prompts = [self.told(request.inputs) for request in trial.requests]
@@ -222,9 +224,14 @@ class DraftModelLoss(nn.Module):
     def logits(self, batch: DrafterBatch, row: Tensor, before: Tensor) -> Tensor:
         """[n, V'] logits of the draft model at places of a batch, over the tokens that it drafts."""
         states = self.reader.read([self.told(each.inputs) for each in batch.examples], (HIDDEN,))[HIDDEN]
-        drafted = self.reader.head(states[row, before])
-        tokens = draft_tokens_of(self.model)
-        return drafted if tokens is None else drafted[:, tokens.to(drafted.device)]
+        tokens, output = draft_tokens_of(self.model), self.model.get_output_embeddings()
+        if tokens is None or not is_plain_linear(output):
+            drafted = self.reader.head(states[row, before])
+            return drafted if tokens is None else drafted[:, tokens.to(drafted.device)]
+        few = tokens.to(states.device)
+        return F.linear(
+            states[row, before], output.weight[few], None if output.bias is None else output.bias[few]
+        )
 
     def told(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The inputs of a sequence in the precision of the draft model."""

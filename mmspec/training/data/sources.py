@@ -23,6 +23,8 @@ from mmspec.plugins import Family, family_of, load
 from mmspec.registry import require_known
 from mmspec.targets import CausalTarget, VisionLanguageTarget, adapt
 from mmspec.text_file import read_text
+from mmspec.training.data.audio import TRIAL_ROWS as AUDIO_TRIAL
+from mmspec.training.data.audio import AudioRows, hears, read_clips
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import (
     TRIAL_ROWS,
@@ -107,12 +109,16 @@ def open_target(
             raise InputError("data", type(data).__name__, rule)
         target, words = open_image_tokens(name, config, family, dtype=exact, device_map={"": device})
         return target, data(target, words, batch_size, seed, regenerate)
+    if hears(config):
+        return open_speech(name, config, exact, device, batch_size, seed, data, max_length=max_length,
+                           regenerate=regenerate, learn_prompts=learn_prompts)  # fmt: skip
     sees = type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     if not (sees or is_language_model(config)):
         raise CheckpointError(
             "target",
             config.model_type,
-            "must be a vision-language or causal language model, or a LlamaGen that `mmspec convert` wrote",
+            "must be a vision-language, causal language or speech model, or a LlamaGen that `mmspec convert` "
+            "wrote",
         )
     if data is scene_data and not sees:
         rule = f"must be a file of conversations: scenes have images, and {config.model_type!r} is text-only"
@@ -139,6 +145,40 @@ def open_target(
         return target, data(target, reader, batch_size, seed, regenerate)
     how: Keywords = {"max_length": max_length, "regenerate": regenerate, "learn_prompts": learn_prompts}
     return target, ConversationRows(reader, told, batch_size, seed, **how)
+
+
+def open_speech(
+    source: str,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    batch_size: int,
+    seed: int,
+    data: Rows | MakeData,
+    *,
+    max_length: int | None,
+    regenerate: int,
+    learn_prompts: bool,
+) -> tuple[CausalTarget, AudioRows]:
+    """Load a frozen speech encoder-decoder, and its clips of audio.
+
+    Raises:
+        CheckpointError: the model cannot be read.
+        InputError: the data or an argument cannot be used.
+    """
+    for argument, value in (("max_length", max_length), ("learn_prompts", learn_prompts)):
+        if value:
+            raise InputError(argument, value, "cannot be used: the target transcribes audio")
+    if callable(data):
+        rule = 'must be JSONL with "audio" and "text": the target transcribes audio'
+        raise InputError("data", "none", rule)
+    clips = read_clips(data, with_text=not regenerate)
+    check_count(clips, AUDIO_TRIAL)
+    processor = load_processor(source, config, argument="target")
+    model = load_model(source, config, argument="target", dtype=dtype, device_map={"": device})
+    nn.Module.requires_grad_(model, False)
+    target = adapt(model)
+    return target, AudioRows(target, processor, clips, batch_size, seed, regenerate)
 
 
 def is_language_model(config: PreTrainedConfig) -> bool:

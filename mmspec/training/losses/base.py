@@ -21,6 +21,7 @@ from mmspec.heads.model import EMBEDDINGS, HIDDEN, DraftingHead, Prompts
 from mmspec.heads.window_states import codebook_sample
 from mmspec.open_types import Json, Keywords
 from mmspec.targets import CausalTarget
+from mmspec.training.data.audio import AudioRows
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.data.states import StoredStates, Summary
@@ -248,7 +249,7 @@ def choose_vocabulary(head: DraftingHead, data: DrafterData, batches: int = VOCA
     """
     if head.draft_tokens is None:
         return
-    if isinstance(data, ConversationRows) and not data.regenerate:
+    if isinstance(data, ConversationRows | AudioRows) and not data.regenerate:
         learnt: Iterable[Tensor] = data.learnt_texts()
     else:
         drawn = (example for step in range(batches) for example in data.batch(step, 0).examples)
