@@ -85,7 +85,7 @@ def train_draft_model(
         start: the initial draft model: a folder or hub id, or "layers:k" for a copy of the target with k of
             its layers, half of them its first layers and half its last.
         divergence, beta, own_share, new_tokens, parallel: see `Distillation`. The mask of a parallel draft
-            model is the initial model's `pard_token`, or else the last token of its vocabulary.
+            model is the initial model's `pard_token`, or else the last token that no text holds.
         rate: factor of the learning rates (AdamW: 1e-3, Muon: 2e-3). The default is 1 for layers of the
             target, and 0.05 for a trained model.
         max_length, regenerate, dtype, accumulate, log_dir: see `train_drafter`.
@@ -148,7 +148,7 @@ def train_draft_model(
         model = load_model(str(start), config, argument="start", dtype=torch.float32, device_map=where)
     if parallel > 1:
         known = mask_token_of(model.config)
-        model.config.pard_token = model.get_output_embeddings().out_features - 1 if known is None else known
+        model.config.pard_token = spare_token(model, source.reader.processor) if known is None else known
         model.config.spd_type = "pard"
     nn.Module.requires_grad_(model, False)
     for part in (model.get_decoder(), model.get_output_embeddings()):
@@ -215,6 +215,32 @@ def train_draft_model(
         write_record(Path(out), record)
     accelerator.wait_for_everyone()
     return Path(out)
+
+
+def spare_token(model: Any, processor: Any) -> int:
+    """Return the last token of a model's vocabulary that no text holds: unknown to its tokenizer, or special.
+
+    Tokens of the chat template and of media are not spare, nor are those that begin or end texts.
+
+    Raises:
+        InputError: there is none.
+    """
+    tokenizer, size = getattr(processor, "tokenizer", processor), model.get_output_embeddings().out_features
+    settings = model.config.to_dict() | model.config.get_text_config(decoder=True).to_dict()
+    settings |= {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "unk")}
+    used = set()
+    for name, value in settings.items():
+        if name.endswith(("_token_id", "_token_index")) and name != "pad_token_id":
+            used |= set(value) if isinstance(value, list) else {value}
+    template = f"{tokenizer.chat_template}{getattr(processor, 'chat_template', '')}"
+    for token in reversed(range(size)):
+        added = tokenizer.added_tokens_decoder.get(token)
+        is_special = added is not None and added.special and str(added) not in template
+        if token not in used and (token >= len(tokenizer) or is_special):
+            return token
+    last = tokenizer.convert_ids_to_tokens(size - 1)
+    rule = f"must be in the config of `start`: texts can hold every token, such as the last one, {last!r}"
+    raise InputError("pard_token", None, rule)
 
 
 def check_start(target: str | Path, start: str | Path) -> int:

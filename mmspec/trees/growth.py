@@ -392,8 +392,13 @@ class TreeGrowth:
         deepest = len(self._parents) - 1
         return Nodes(tokens, slots.expand(rows, count), depths, ancestors[:, -count:], deepest)
 
-    def grow(self, log_p: Tensor) -> Tensor:
+    def grow(self, log_p: Tensor, trust: Tensor | None = None) -> Tensor:
         """Add children of the nodes expanded last, log_p [B, w, V'], and expand the best of them.
+
+        Args:
+            log_p: log-probabilities of the children.
+            trust: [B, w] log of the overlap with the target's distribution that the head expects after each
+                node, which scales the probability of the paths; None for 1.
 
         Returns:
             [B, w'] the parent, among the w nodes, of each newly expanded node; empty at the last level.
@@ -402,11 +407,13 @@ class TreeGrowth:
         branch = self.shape.branch(self.level)
         if self._merges:  # equal siblings share children and need a bitwise equal q
             log_p = pick(log_p, first_equal(self._place))
-        children = self.draws(log_p, branch, self.level)
+        children, chances = self.draws(log_p, branch, self.level)
+        if trust is not None:
+            chances = chances + trust[..., None]
         candidates = children.flatten(1)
         if self.draws.names is not None:
             candidates = self.draws.names[candidates]
-        scores = (self.scores[..., None] + log_p.gather(-1, children)).flatten(1)
+        scores = (self.scores[..., None] + chances).flatten(1)
         parents = self._place[..., None].expand(-1, -1, branch).flatten(1)
         if self.draws.kind.is_drawn:
             self._q.append(log_p.exp().repeat_interleave(branch, 1))

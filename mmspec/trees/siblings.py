@@ -66,18 +66,31 @@ class SiblingDraws:
     vocabulary: int
     names: Tensor | None = None
 
-    def __call__(self, log_p: Tensor, count: int, level: int) -> Tensor:
-        """Draw children of the nodes of a level, log_p [B, w, V'] -> [B, w, count] in order of the draws."""
+    def __call__(self, log_p: Tensor, count: int, level: int) -> tuple[Tensor, Tensor]:
+        """Draw children of the nodes of a level with log-probabilities log_p [B, w, V'].
+
+        Returns:
+            [B, w, count] children in the order of the draws, and the log-probability that the target chooses
+            each. With the target's own noise g, known to both, this is the softmax of log_p + g: it is 1 for
+            the best where the target's log-probabilities are equal, and exact if they differ by Gumbel noise.
+        """
         greedy = self.sampler.is_greedy(log_p)
         if greedy is True or self.kind is DraftKind.POINT:
-            return log_p.topk(count).indices
+            said, children = log_p.topk(count)
+            return children, said
         place, random = (self.first + (level - 1))[:, None], self.random.at(self.first[:, None])
         if self.kind is DraftKind.IID:
             nodes = log_p.shape[1]
             u = random.uniform(place, Purpose.DRAFT, 2 * count * nodes, torch.float64)
             drawn = invert_often(log_p.exp(), u.view(-1, nodes, count, 2))
+            chances = log_p
         else:
             purpose = Purpose.TARGET if self.kind is DraftKind.COUPLED else Purpose.DRAFT
             noise = random.gumbel(place, purpose, self.vocabulary, log_p.dtype)  # [B, 1, V]
-            drawn = (log_p + (noise if self.names is None else noise[..., self.names])).topk(count).indices
-        return drawn if greedy is False else torch.where(greedy, log_p.topk(count).indices, drawn)
+            perturbed = log_p + (noise if self.names is None else noise[..., self.names])
+            drawn = perturbed.topk(count).indices
+            chances = perturbed.log_softmax(-1) if self.kind is DraftKind.COUPLED else log_p
+        if greedy is not False:
+            drawn = torch.where(greedy, log_p.topk(count).indices, drawn)
+            chances = torch.where(greedy, log_p, chances)
+        return drawn, chances.gather(-1, drawn)

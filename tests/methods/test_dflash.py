@@ -104,6 +104,41 @@ def test_an_unlikely_slot_ends_a_draft() -> None:
         DFlashDrafter(head_for(target), least_confidence=0.5)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dspark", "dspark, rnn", "dflash"])
+def test_paths_are_rated_by_the_overlap_that_the_head_expects(kind: str) -> None:
+    """Each node by log q + log c of its parent's slot, computed path by path; a head without c by log q."""
+    target, compared = CausalTarget(tiny_llama().double()), list[float]()
+    drafter = drafter_for(target, kind, num_draft_tokens=9, top_k=3)
+    head = drafter.model
+    first = 0 if head.config.anchor_predicts else 1
+
+    class Watched(BlockSession):
+        def propose(self, canvas: Canvas) -> Draft:
+            draft = super().propose(canvas)
+            for row, prompt in enumerate(PROMPTS):
+                if canvas.finish_reasons[row] is not None:
+                    continue
+                ids = canvas.ids[row]
+                states = alone(head, target, {"input_ids": torch.tensor([prompt])}, ids)[first:]
+                rated: dict[int, Any] = {0: (0.0, 0, None)}  # node: score, level, state behind it
+                for node, parent in enumerate(draft.parents[row].tolist()[1:], start=1):
+                    score, level, state = rated[parent]
+                    before, slot = draft.tokens[row, parent], states[level]
+                    bias, state = head.told(level, before[None], slot[None], state, target.embed)
+                    log_q = (target.head(slot) + bias.squeeze(0)).log_softmax(-1)
+                    score += float(log_q[draft.tokens[row, node]])
+                    if head.confidence_head is not None:
+                        score += float(head.confidences(slot, before).sigmoid().log())
+                    rated[node] = score, level + 1, state
+                    compared.append(abs(score - float(self.likelihoods[row, node])))
+            return draft
+
+    drafter.session = Watched  # type: ignore[assignment]
+    decode(target, PROMPTS, drafter, max_new_tokens=6)
+    assert len(compared) > 50 and max(compared) < 1e-4
+
+
 def config_of(head: DFlashHead, layout: str) -> dict[str, Any]:
     """The config.json of a head, as each of its publishers writes it."""
     config = head.config

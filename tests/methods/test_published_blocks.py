@@ -25,6 +25,7 @@ from mmspec.methods.dflash.export import write_head
 from mmspec.methods.dflash.head import DFlashHead
 from mmspec.targets import CausalTarget, VisionLanguageTarget
 from mmspec.trees.rejection import SpeculativeSampling
+from tests.contracts.running import decode
 from tests.methods.dflash_checks import KINDS, head_for
 from tests.methods.flash_checks import answer, target_of
 from tests.methods.naive_candidates import correlated, selected
@@ -272,3 +273,50 @@ def test_sampled_candidates_have_an_honest_q(kind: str) -> None:
         assert ((q > 0).sum(-1) <= head.config.candidates).all()
         assert torch.allclose(q.sum(-1), torch.ones_like(q[..., 0]))
         assert (q.gather(-1, draft.tokens[:, 1:, None]) > 0).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["dflash, two", "dflash, lilicorr"])
+def test_guidance_combines_the_choices_of_both_prompts(kind: str) -> None:
+    """Both have the same candidates, the best of the guided logits; u + s (c - u) of their scores chooses."""
+    target, scale, changed = CausalTarget(tiny_llama().double()), 2.5, 0
+    given, negatives = [[7, 8, 9], [10, 11, 12, 13, 14]], [[3, 4, 5, 6], [4]]
+    drafter = DFlashDrafter(head_for(target, kind, block=4)).fit(target)
+    head = drafter.model
+
+    def block(ids: list[int]) -> tuple[Tensor, ...]:
+        taps = target.read([{"input_ids": torch.tensor([ids[:-1]])}], tuple(head.taps))
+        context = head.join([taps[tap][0] for tap in head.taps])
+        hidden = naive_block(head, context, head.slots(torch.tensor([ids[-1]]), target.embed)[0])[1:]
+        return hidden[None], head.logits(hidden[None], target.head), context[-1:]
+
+    class Watched(BlockSession):
+        def propose(self, canvas: Canvas) -> Draft:
+            nonlocal changed
+            draft = super().propose(canvas)
+            for row, prompt in enumerate(given):
+                if canvas.finish_reasons[row] is not None:
+                    continue
+                ids = canvas.ids[row]
+                both = [block(ids), block([*negatives[row], *ids[len(prompt) :]])]
+                ranked = both[1][1] + scale * (both[0][1] - both[1][1])
+                lattices = [head.lattice(*each, target.embed, ranked) for each in both]
+                token, best = ids[-1], list[int]()
+                for level in range(3):
+                    conditional, unconditional = (
+                        head.scores(lattice, level, torch.tensor([[token]]), hidden[:, level, None])
+                        for lattice, (hidden, _, _) in zip(lattices, both, strict=True)
+                    )
+                    rank = (unconditional + scale * (conditional - unconditional)).argmax()
+                    token = int(lattices[0].tokens[0, level, rank])
+                    best.append(token)
+                assert draft.tokens[row, 1:].tolist() == best
+                changed += best != ranked[0].argmax(-1).tolist()
+            return draft
+
+    drafter.session = Watched  # type: ignore[assignment]
+    sampler = Sampler(guidance_scale=scale)
+    run = decode(target, given, drafter, sampler=sampler, negatives=negatives, max_new_tokens=6)
+    plain = decode(target, given, NoDrafter(), sampler=sampler, negatives=negatives, max_new_tokens=6)
+    assert run.outputs == plain.outputs
+    assert changed > 3, "the choice differs from the likeliest tokens"

@@ -23,7 +23,7 @@ from mmspec.targets import CausalTarget, adapt
 from mmspec.training.data.conversation_file import read_conversations
 from mmspec.training.data.conversations import ConversationReader, ConversationRows
 from mmspec.training.data.sequences import Trial, acceptance_length, decode
-from mmspec.training.draft_model import shortened, train_draft_model
+from mmspec.training.draft_model import shortened, spare_token, train_draft_model
 from mmspec.training.losses.base import token_counts
 from tests.pipelines.byte_level import byte_level_tokenizer
 from tests.tiny_models import (
@@ -288,12 +288,32 @@ def test_a_parallel_draft_model_learns_to_draft_over_masks(folder: Path, tmp_pat
     how: dict[str, Any] = {"steps": 30, "own_share": 0.0, "rate": 3.0, "batch_size": 6, "regenerate": 16}
     out = train_draft_model(folder, tmp_path / "out", ROWS, parallel=4, **how)
     draft = AutoModelForCausalLM.from_pretrained(out)
-    assert draft.config.pard_token == len(byte_level_tokenizer()) - 1 and draft.config.spd_type == "pard"
+    assert draft.config.pard_token == byte_level_tokenizer().pad_token_id and draft.config.spd_type == "pard"
     assert acceptance_length(target, DraftModelDrafter(adapt(draft), 4), data.trial()) > before + 0.1
     plain = MMSpecPipeline.from_pretrained(folder, accelerator="none")
     drafting = MMSpecPipeline.from_pretrained(folder, accelerator="draft_model", drafter=out)
     asked = ["tell 1 é", "the the the"]
     assert drafting(asked, max_new_tokens=20).tokens == plain(asked, max_new_tokens=20).tokens
+
+
+def test_the_mask_of_a_parallel_draft_model_is_a_token_that_no_text_holds() -> None:
+    tokenizer, model = byte_level_tokenizer(), tiny_llama(vocab=300)
+    known = len(tokenizer)
+    assert known < 300 and spare_token(model, tokenizer) == 299, "unknown to the tokenizer"
+    model.resize_token_embeddings(known)
+    assert spare_token(model, tokenizer) == tokenizer.pad_token_id
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<|turn|>", "<|picture|>", "<|free|>"]})
+    model.resize_token_embeddings(known + 3)
+    model.config.image_token_id = known + 1
+    assert spare_token(model, tokenizer) == known + 2
+    model.resize_token_embeddings(known + 2)
+    assert spare_token(model, tokenizer) == known
+    tokenizer.chat_template += "<|turn|>"
+    assert spare_token(model, tokenizer) == tokenizer.pad_token_id
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.chat_template += "<|pad|>"
+    with pytest.raises(InputError, match="must be in the config of `start`: .* '<|picture|>'"):
+        spare_token(model, tokenizer)
 
 
 def test_the_loss_of_masks_is_that_of_the_places_before_them(folder: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from mmspec.accelerators import build_accelerator
 from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.interfaces import AcceptanceRule, Drafter
-from mmspec.core.random_stream import RandomStream
+from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
@@ -74,6 +74,22 @@ def grown(sampling: str, tree: str, p: torch.Tensor, rows: int = 64) -> Tree:
     while not growth.is_grown:
         growth.grow(p.log().expand(rows, growth.tokens.shape[1], -1))
     return growth.draft()[0]
+
+
+def test_the_targets_noise_tells_how_likely_each_candidate_is() -> None:
+    """A target whose log-probabilities are off by Gumbel noise chooses each as often as its draft says."""
+    rows, q = 20_000, torch.tensor([0.5, 0.25, 0.15, 0.07, 0.03], dtype=torch.float64)
+    random, first = RandomStream.from_seed(5, rows), torch.ones(rows, dtype=torch.long)
+    log_q = q.log().expand(rows, 1, -1)
+    children, said = SiblingDraws(DraftKind.COUPLED, Sampler(1.0), random, first, len(q))(log_q, 3, 1)
+    noise = random.at(first[:, None]).gumbel(first[:, None], Purpose.TARGET, len(q), torch.float64)
+    error = -torch.empty_like(noise).exponential_(generator=torch.Generator().manual_seed(1)).log()
+    chosen = (log_q + noise + error).argmax(-1, keepdim=True)
+    for rank in range(3):
+        due, found = said[..., rank].exp(), (children[..., rank] == chosen[..., 0]).double()
+        assert abs(float((due - found).mean())) < 4 * (0.25 / rows) ** 0.5
+        sure = due > due.median()
+        assert found[sure].mean() > found[~sure].mean(), "it differs from row to row"
 
 
 def test_chains_that_agree_share_their_continuations() -> None:

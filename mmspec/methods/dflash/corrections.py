@@ -56,10 +56,13 @@ class Lattice:
         same = self.tokens[:, level - 1, None] == before[..., None]  # [R, w, k]
         return pick(self.pairs[:, level - 1], same.int().argmax(-1))
 
-    def replaced(self, level: int, scores: Tensor, logits: Tensor) -> Tensor:
-        """Logits [R, w, V'] of a level with these scores [R, w, k] for its candidates, -inf for others."""
-        index = self.index[:, level, None].expand_as(scores)
-        return torch.full_like(logits, -torch.inf).scatter(-1, index, scores.to(logits.dtype))
+    def spread(self, level: int, scores: Tensor, size: int) -> Tensor:
+        """Logits [B, w, V'] of a level with these scores [B, w, k] of its candidates, -inf for other tokens.
+
+        The first B of the R rows have these candidates.
+        """
+        index = self.index[: len(scores), level, None].expand_as(scores)
+        return scores.new_full((*scores.shape[:2], size), -torch.inf).scatter(-1, index, scores)
 
 
 class DominoHead(nn.Module):

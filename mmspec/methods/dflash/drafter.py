@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
@@ -78,22 +79,28 @@ class BlockSession(CachingSession):
         hidden = self._denoise(canvas)[:, first:]  # [R, D, d]
         logits = self.head.logits(hidden, self.read_out)
         lattice = None
-        if self.head.has_candidates and self.copies == 1:  # candidates of two prompts cannot be guided
-            lattice = self.head.lattice(hidden, logits, self.anchor, self.target.embed)
+        if self.head.has_candidates:  # under guidance, both prompts have the same candidates
+            ranked = logits if self.copies == 1 else self._copied(self._guided(logits))
+            lattice = self.head.lattice(hidden, logits, self.anchor, self.target.embed, ranked)
         growth = self.growth(canvas)
         state: Tensor | None = None
         while True:
             before, level = self._copied(growth.tokens), growth.level
             width = before.shape[1]
             slot = hidden[:, level, None].expand(-1, width, -1)
-            biased = logits[:, level, None].expand(-1, width, -1)
             if lattice is None:
                 bias, state = self.head.told(level, before, slot, state, self.target.embed)
-                biased = biased + bias
+                guided = self._guided(logits[:, level, None].expand(-1, width, -1) + bias)
             else:
-                biased = lattice.replaced(level, self.head.scores(lattice, level, before, slot), biased)
-            log_p = self._log_probabilities(self._guided(biased))
-            parent = growth.grow(self._cut(log_p, slot, before))
+                scores = self._guided(self.head.scores(lattice, level, before, slot))
+                guided = lattice.spread(level, scores, logits.shape[-1])
+            log_p, trust = self._log_probabilities(guided), None
+            if self.head.confidence_head is not None:
+                confidence = self.head.confidences(slot, before)[: len(log_p)].float()
+                if least := self.drafter.least_confidence:
+                    log_p = log_p.masked_fill((confidence.sigmoid() < least)[..., None], -torch.inf)
+                trust = logsigmoid(confidence)
+            parent = growth.grow(log_p, trust)
             if growth.is_grown:
                 return self.rated(growth)
             if state is not None:
@@ -127,13 +134,6 @@ class BlockSession(CachingSession):
         self._keep(accepted, new)
         return hidden
 
-    def _cut(self, log_p: Tensor, slot: Tensor, before: Tensor) -> Tensor:
-        """Exclude continuations of tokens whose slot is unlikely to be accepted."""
-        if not self.drafter.least_confidence:
-            return log_p
-        confidence = self.head.confidences(slot, before)[: len(log_p)].sigmoid()
-        return log_p.masked_fill((confidence < self.drafter.least_confidence)[..., None], -torch.inf)
-
 
 class DFlashDrafter(HeadDrafter):
     """Drafts the likeliest tokens of a block that a head denoises in one forward pass.
@@ -144,8 +144,8 @@ class DFlashDrafter(HeadDrafter):
         top_k, tree: see `HeadDrafter`.
         sampling: see `HeadDrafter`. Image tokens need "coupled" or "sampled", because the target seldom draws
             their likeliest tokens.
-        least_confidence: a draft ends where the head's confidence is below this, 0 to 1; 0 does not compute
-            the confidence.
+        least_confidence: a draft ends where the head's confidence is below this, 0 to 1. The confidence also
+            scales the probabilities by which the nodes of a tree are chosen.
 
     Raises:
         InputError: a value is out of range, or the head has no confidence.

@@ -330,7 +330,12 @@ class DFlashHead(DraftingHead):
         return self.candidate_selector is not None or self.lilicorr is not None
 
     def lattice(
-        self, hidden: Tensor, logits: Tensor, anchor: Tensor, embed: Callable[[Tensor], Tensor]
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        anchor: Tensor,
+        embed: Callable[[Tensor], Tensor],
+        ranked: Tensor | None = None,
     ) -> Lattice:
         """The candidates of slots with states [R, D, d] and logits [R, D, V'].
 
@@ -338,8 +343,11 @@ class DFlashHead(DraftingHead):
             hidden, logits: of the slots.
             anchor: [R, d] the rows of the context that predicted the newest tokens.
             embed: the target's embedding.
+            ranked: [R, D, V'] logits whose best are the candidates, `logits` if None.
         """
-        best, index = logits.topk(min(self.config.candidates, logits.shape[-1]), -1)
+        ranked = logits if ranked is None else ranked
+        index = ranked.topk(min(self.config.candidates, logits.shape[-1]), -1).indices
+        best = logits.gather(-1, index)
         tokens = index if self.draft_tokens is None else self.draft_tokens[index]
         if self.lilicorr is None:
             return Lattice(index, tokens, best)
