@@ -176,7 +176,7 @@ class Canvas(Rows):
         places, least_ends = (LEAST_PLACES, LEAST_ENDS) if has_graphs(device) else (1, 0)
         self.decided = torch.zeros(rows, places, dtype=torch.bool, device=device)
         self.is_draft = torch.zeros_like(self.decided)
-        line = [prompt[-1:] + [0] * places for prompt in prompts]
+        line = [[*prompt[-1:], *[0] * places] for prompt in prompts]
         self._line = torch.tensor(line, dtype=torch.long, device=device).reshape(rows, places + 1)
         self._prompts = pad_in_front(prompts, device)
         self.active = torch.ones(rows, dtype=torch.bool, device=device)

@@ -41,6 +41,7 @@ REQUIRED = (
 #: Optional packages: what each is for, and the extra that installs it; triton comes with torch on Linux.
 OPTIONAL: dict[str, tuple[str, str | None]] = {
     "triton": ("fast kernels on a GPU; without it torch implementations run", None),
+    "jiwer": ("word error rates", "eval"),
     "matplotlib": ("plots", "eval"),
     "nvidia-ml-py": ("energy of a GPU", "eval"),
     "pycocoevalcap": ("CIDEr of texts", "eval"),
@@ -54,6 +55,7 @@ OPTIONAL: dict[str, tuple[str, str | None]] = {
     "fastapi-offline": ("mmspec serve", "serve"),
     "jinja2": ("mmspec serve", "serve"),
     "prometheus-client": ("mmspec serve", "serve"),
+    "python-multipart": ("mmspec serve", "serve"),
     "uvicorn": ("mmspec serve", "serve"),
     "tensorboard": ("training curves", "train"),
 }

@@ -207,7 +207,8 @@ def format_of(body: TextRequest) -> dict[str, Any] | None:
     name, *others = given
     if others:
         raise InputError(others[0], given[others[0]], f"cannot be combined with `{name}`")
-    found: Json = given[name] if FORMATS[name] is None else {FORMATS[name]: given[name]}
+    key = FORMATS[name]
+    found: Json = given[name] if key is None else {key: given[name]}
     named = found.get("json_schema")
     if found.get("type") == "json_schema" and not (isinstance(named, dict) and "schema" in named):
         raise InputError(f"{name}.json_schema", named, 'must be an object with the key "schema"')

@@ -147,6 +147,8 @@ def train_draft_model(
         config, where = load_config(str(start), argument="start"), {"": accelerator.device}
         model = load_model(str(start), config, argument="start", dtype=torch.float32, device_map=where)
     if parallel > 1:
+        if isinstance(source, AudioRows):
+            raise InputError("parallel", parallel, "must be 1 for a speech model")
         known = mask_token_of(model.config)
         model.config.pard_token = spare_token(model, source.reader.processor) if known is None else known
         model.config.spd_type = "pard"

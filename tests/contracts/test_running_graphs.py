@@ -66,7 +66,7 @@ def test_requests_that_join_and_leave_share_graphs(accelerator: str) -> None:
     with SimulatedGPU() as gpu:
         pipe = text_pipe(accelerator).compile(())
         with pipe.running_batch(rows=4) as batch:
-            for _ in range(2):  # a kind of its own is captured when it comes again
+            for _ in range(3):  # a rare kind of round is captured when it comes again
                 assert decode(batch, REQUESTS, 4) == expected
             gpu.take()
             assert decode(batch, REQUESTS, 4) == expected

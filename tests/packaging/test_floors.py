@@ -19,6 +19,7 @@ GROUND = {
     "plugins",
     "registry",
     "text_file",
+    "transcripts",
     "transformers_versions",
     "validation",
 }

@@ -23,6 +23,7 @@ MODULE_OF = {
 }
 NEVER_IMPORTED = {
     "num2words": "the processor of SmolVLM needs it",
+    "python-multipart": "FastAPI reads forms with it",
     "tensorboard": "accelerate writes its files",
     "torchvision": "the image processors of transformers need it",
 }

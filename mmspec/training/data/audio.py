@@ -197,7 +197,8 @@ class AudioRows:
         found: list[tuple[Tensor, Tensor, Tensor]] = []
 
         def keep(model: PreTrainedModel, prompt: Tensor, **how: Any) -> Tensor:
-            tokens: Tensor = type(model)._sample(model, prompt, **how)
+            owner: Any = type(model)
+            tokens: Tensor = owner._sample(model, prompt, **how)
             found.append((prompt, how[ENCODED].last_hidden_state, tokens[:, prompt.shape[1] :]))
             return tokens
 
