@@ -1,17 +1,22 @@
-"""Formats of transcripts: text, JSON, SubRip (srt) and WebVTT (vtt)."""
+"""Segments of transcripts, and their formats: text, JSON, SubRip (srt) and WebVTT (vtt)."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mmspec.pipelines.outputs import Segment
+__all__ = ["TIMED", "Segment", "TranscriptFormat", "write_transcript"]
 
-__all__ = ["TIMED", "TranscriptFormat", "write_transcript"]
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a transcript with its times in seconds; `end` is None where the speech was cut off."""
+
+    start: float
+    end: float | None
+    text: str
 
 
 class TranscriptFormat(StrEnum):

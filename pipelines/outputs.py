@@ -12,6 +12,7 @@ from PIL import Image
 from mmspec.core.canvas import RowOutput
 from mmspec.core.logprobs import TokenLogprob
 from mmspec.core.statistics import DecodingStats
+from mmspec.transcripts import Segment
 
 #: Images in the format of an `output_type`: a list of PIL images, an array or a tensor.
 Images: TypeAlias = Any
@@ -44,15 +45,6 @@ class TextOutput:
         first = " ".join(self.text[0].split()) if self.text else ""
         more = f" (+{len(self.text) - 1} more)" if len(self.text) > 1 else ""
         return f"{first}{more} [{self.stats}]"
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A part of a transcript with its times in seconds; `end` is None where the speech was cut off."""
-
-    start: float
-    end: float | None
-    text: str
 
 
 @dataclass

@@ -24,9 +24,10 @@ from mmspec.media import load_audio
 from mmspec.open_types import Json, Keywords
 from mmspec.pipelines.base import MMSpecPipeline
 from mmspec.pipelines.custom_generate import make_loop
-from mmspec.pipelines.outputs import Segment, SpeechOutput
+from mmspec.pipelines.outputs import SpeechOutput
 from mmspec.pipelines.prompts import media_per_row
 from mmspec.registry import did_you_mean
+from mmspec.transcripts import Segment
 from mmspec.validation import is_integer
 
 __all__ = ["SpeechPipeline", "is_speech_model"]

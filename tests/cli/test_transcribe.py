@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from mmspec import SpeechPipeline
 from mmspec.cli.application import app
-from mmspec.pipelines.outputs import Segment
-from mmspec.transcripts import TranscriptFormat, write_transcript
+from mmspec.transcripts import Segment, TranscriptFormat, write_transcript
 from tests.media.files import sound, tone
 from tests.tiny_models.speech import tiny_speech_model
 
