@@ -32,7 +32,6 @@ from mmspec.validation import is_integer
 
 __all__ = ["SpeechPipeline", "is_speech_model"]
 
-TIMESTAMPS = (False, True, "word")
 #: Keywords of `generate` that this pipeline sets.
 OWN = {"custom_generate", "generation_config", "inputs", "num_beams", "return_dict_in_generate", "streamer"}
 
@@ -60,7 +59,7 @@ class SpeechPipeline(MMSpecPipeline):
         self,
         audio: object,
         *,
-        return_timestamps: bool | str = False,
+        return_timestamps: bool = False,
         language: str | None = None,
         task: str | None = None,
         prompt: str | None = None,
@@ -77,7 +76,7 @@ class SpeechPipeline(MMSpecPipeline):
         Args:
             audio: a path, bytes, BytesIO, base64 or https URL of an audio or video file, or samples with
                 their rate (`mmspec.media.load_audio`); a list is several recordings.
-            return_timestamps: True for the times of segments, "word" for those of words (Whisper).
+            return_timestamps: whether to find the times of segments (Whisper).
             language: language of the speech, for multilingual models; the model detects it if None.
             task: "transcribe" or "translate", for multilingual models.
             prompt: text before the recording, for names and style (Whisper).
@@ -107,14 +106,17 @@ class SpeechPipeline(MMSpecPipeline):
     def _transcribe(
         self,
         audio: object,
-        return_timestamps: bool | str,
+        return_timestamps: bool,
         batch_size: int,
         seed: int | None,
         return_dict: bool,
         settings: Keywords,
     ) -> SpeechOutput | tuple[list[str]]:
-        if return_timestamps not in TIMESTAMPS:
-            raise InputError("return_timestamps", return_timestamps, 'must be False, True or "word"')
+        if not isinstance(return_timestamps, bool):  # transformers also has "word"
+            rule = (
+                "must be True or False; times of words need attention weights, which mmspec does not return"
+            )
+            raise InputError("return_timestamps", return_timestamps, rule)
         if return_timestamps and self.model.config.model_type != "whisper":
             rule = f"must be False; {type(self.model).__name__} tells no times"
             raise InputError("return_timestamps", return_timestamps, rule)

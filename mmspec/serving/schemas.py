@@ -170,8 +170,9 @@ class Strict(BaseModel):
         if not isinstance(data, dict):
             return data
         given = {name: value for name, value in data.items() if value is not None}
+        own = {field.alias or name for name, field in cls.model_fields.items()}
         for name, value in given.items():
-            if name not in cls.model_fields and name not in cls.ignored:
+            if name not in own and name not in cls.ignored:
                 cls._check_neutral(name, value)
         return given
 
@@ -179,7 +180,8 @@ class Strict(BaseModel):
     def _check_neutral(cls, name: str, value: Any) -> None:
         neutral = cls.refused.get(name)
         if neutral is None:
-            near = difflib.get_close_matches(name, {*cls.model_fields, *cls.ignored, *cls.refused}, n=1)
+            own = {field.alias or known for known, field in cls.model_fields.items()}
+            near = difflib.get_close_matches(name, {*own, *cls.ignored, *cls.refused}, n=1)
             hint = f"did you mean {near[0]!r}?" if near else "the documentation of `mmspec serve` lists them"
             raise _error("unknown_parameter", name, f"this server has no such field; {hint}")
         if not asks_nothing(value, neutral):
@@ -460,7 +462,7 @@ class TranscriptionRequest(Strict):
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: Temperature | None = None
     timestamp_granularities: Annotated[
-        list[Literal["word", "segment"]], Field(alias="timestamp_granularities[]", max_length=1)
+        list[Literal["segment"]], Field(alias="timestamp_granularities[]", max_length=1)
     ] = []
     seed: Seed | None = None
 

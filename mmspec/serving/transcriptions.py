@@ -46,8 +46,6 @@ def settings_of(body: TranscriptionRequest) -> Keywords:
     """Return the arguments of the pipeline for a request."""
     timed = body.response_format in ("srt", "vtt", "verbose_json")
     settings: Keywords = {"return_timestamps": timed}
-    if body.timestamp_granularities == ["word"]:
-        settings["return_timestamps"] = "word"
     for name in ("language", "prompt", "seed"):
         if (value := getattr(body, name)) is not None:
             settings[name] = value
@@ -62,12 +60,9 @@ def respond(body: TranscriptionRequest, output: SpeechOutput) -> Response:
     if body.response_format == "json":
         return JSONResponse({"text": text})
     if body.response_format == "verbose_json":
-        kind = "words" if body.timestamp_granularities == ["word"] else "segments"
-        parts = [asdict(segment) for segment in segments]
-        for number, part in enumerate(parts):
-            part |= {"id": number} if kind == "segments" else {"word": part.pop("text").strip()}
+        parts = [{"id": number, **asdict(segment)} for number, segment in enumerate(segments)]
         end = max((segment.end or segment.start for segment in segments), default=0.0)
         about = {"task": "transcribe", "language": body.language or "", "duration": end}
-        return JSONResponse({**about, "text": text, kind: parts})
+        return JSONResponse({**about, "text": text, "segments": parts})
     written = write_transcript(text, segments, TranscriptFormat(body.response_format))
     return PlainTextResponse(written + "\n")

@@ -47,6 +47,7 @@ def test_sampling_and_fields_without_effect(speech: Server) -> None:
         ({"file": b"no sound at all"}, 400, "file must be a file in one of the formats"),
         ({"file": FILES[0], "language": "en"}, 400, "language must be None"),
         ({"file": FILES[0], "response_format": "srt"}, 400, "tells no times"),
+        ({"file": FILES[0], "timestamp_granularities": ["word"]}, 400, "hould be .segment."),
         ({"file": FILES[0], "response_format": "doc"}, 400, "response_format"),
         ({"file": FILES[0], "extra_body": {"lanugage": "en"}}, 400, "did you mean 'language'"),
         ({"file": FILES[0], "extra_body": {"known_speaker_names[]": "A"}}, 400, "not supported"),
