@@ -132,7 +132,7 @@ def test_a_request_that_leaves_while_its_prompt_is_read(
     with chunked.running_batch(rows=2) as batch:
         running = batch.enter(**SHORT)
         batch.step()
-        monkeypatch.setattr(causal, "RaggedCache", Recorded)
+        monkeypatch.setattr(causal.CausalTarget, "cache_class", Recorded)
         gone = batch.enter(LONG, max_new_tokens=4)
         batch.step()
         batch.step()

@@ -117,6 +117,9 @@ CASES: list[tuple[str, dict[str, Any], Pick]] = [
     ("entropy_bound", {"entropy_bound": 5.0}, by_entropy(5.0)),
 ]
 
+#: Rules whose name is not that of the accelerator.
+RULE_OF = {"low_confidence": "most_confident"}
+
 
 def twin(
     kind: str, row: int, pick: Pick, block: int | None, sampler: Sampler, by_token: bool
@@ -191,7 +194,7 @@ def test_tokens_and_forwards_are_those_of_lists(
     name: str, options: dict[str, Any], pick: Pick, sampler: Sampler
 ) -> None:
     """On models that see all places, whole and in blocks, and on a block-causal one; ragged rows."""
-    rule = RULES[name](**options)
+    rule = RULES[RULE_OF.get(name, name)](**options)
     assert isinstance(rule, PlaceRule)
     for kind, block in (("llada", None), ("llada", 6), ("sdar", None), ("dream", 6)):
         target = MaskedTarget(model_of(kind))
