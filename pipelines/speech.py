@@ -93,25 +93,7 @@ class SpeechPipeline(MMSpecPipeline):
             MediaError: a recording cannot be read.
             PipelineBusyError: another call is running.
         """
-        with self._busy():
-            return self._transcribe(
-                audio,
-                return_timestamps,
-                batch_size,
-                seed,
-                return_dict,
-                self._settings(settings, language=language, task=task, prompt=prompt),
-            )
-
-    def _transcribe(
-        self,
-        audio: object,
-        return_timestamps: bool,
-        batch_size: int,
-        seed: int | None,
-        return_dict: bool,
-        settings: Keywords,
-    ) -> SpeechOutput | tuple[list[str]]:
+        settings = self._settings(settings, language=language, task=task, prompt=prompt)
         if not isinstance(return_timestamps, bool):  # transformers also has "word"
             rule = (
                 "must be True or False; times of words need attention weights, which mmspec does not return"
@@ -146,12 +128,13 @@ class SpeechPipeline(MMSpecPipeline):
             tokenizer=self.tokenizer,
             feature_extractor=self.processor.feature_extractor,
         )
-        found = recognizer(
-            recordings,
-            batch_size=batch_size,
-            **({"return_timestamps": return_timestamps} if return_timestamps else {}),
-            generate_kwargs={**settings, "num_beams": 1, "custom_generate": loop},
-        )
+        with self._busy():
+            found = recognizer(
+                recordings,
+                batch_size=batch_size,
+                **({"return_timestamps": True} if return_timestamps else {}),
+                generate_kwargs={**settings, "num_beams": 1, "custom_generate": loop},
+            )
         stats = merge_stats(parts)
         stats.accelerator, stats.exactness = self.accelerator.name, self.accelerator.exactness
         texts = [one["text"] for one in found]

@@ -19,7 +19,7 @@ __all__ = ["Models", "Served", "model_routes"]
 
 @dataclass(frozen=True)
 class Served:
-    """What a request calls a model: an engine, with one of its adapters or none."""
+    """A model as requests name it: an engine, with one of its adapters or none."""
 
     engine: Engine
     adapter: str | None = None

@@ -39,7 +39,7 @@ def parallel(family: str, dtype: torch.dtype = torch.float32) -> VisionLanguageT
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
 def test_a_draft_is_what_one_forward_pass_over_masks_predicts(family: str) -> None:
-    """Of every row by itself, by transformers, whatever was accepted before."""
+    """Drafts of each row alone by transformers, whatever was accepted before."""
     target, draft = target_of(family, torch.float64), parallel(family, torch.float64)
     given, compared = [inputs_of(family, torch.float64)[case] for case in CASES], list[int]()
 

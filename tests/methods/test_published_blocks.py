@@ -214,7 +214,7 @@ def test_a_setting_without_a_field_in_the_layout_is_refused(name: str, tmp_path:
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["dflash, two", "dflash, lilicorr"])
 def test_a_draft_is_the_path_that_the_head_chooses(kind: str) -> None:
-    """Of ragged prompts with images: scores and tokens equal those computed one candidate at a time."""
+    """Ragged prompts with images: scores and tokens equal those computed one candidate at a time."""
     target, given = liquid(torch.float64), prompts(torch.float64)
     drafter = DFlashDrafter(head_for(target, kind, block=4)).fit(target)
     head, seen, changed = drafter.model, list[int](), 0
