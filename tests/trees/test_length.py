@@ -103,6 +103,20 @@ def test_nothing_is_drafted_where_nothing_pays_and_trials_get_rarer():
     assert lost < 1.03
 
 
+def test_lucky_rounds_do_not_shorten_pauses():
+    """Rounds that yield 8 % less than they cost, by a clock that is wrong by up to 10 % each time."""
+    drafted = 0
+    for seed in range(40):
+        model, dice = SizePolicy((4, 1)), random.Random(seed)
+        device = Device((1.0, 1.3, 1.12), 0.04, dice=dice)
+        for _ in range(600):
+            choice = model.choose()
+            tokens = device.tokens(model.depths[choice])
+            model.record(choice, [tokens], device.seconds[choice] * dice.uniform(0.9, 1.1))
+            drafted += choice > 0
+    assert drafted < 40 * 6 * LONG_TRIAL, "pauses of 32, 64, 128 and 256 rounds: about five trials"
+
+
 @pytest.mark.parametrize("prepared", [1.0, 400.0])
 def test_the_first_round_of_a_size_may_take_long(prepared: float) -> None:
     """Compiling, capturing or packing takes hundreds of plain rounds, once for each size."""
@@ -232,7 +246,7 @@ def test_drafts_rest_where_rows_are_many_and_come_back(drafting: float, share: f
     assert list(paced.policies) == [64, 1, 2, 4, 8, 16, 32]
 
 
-@pytest.mark.parametrize(("seconds", "pause"), [(2.25, 37), (2.5, 43), (50.0, LONGEST_PAUSE)])
+@pytest.mark.parametrize(("seconds", "pause"), [(2.25, 56), (2.5, 64), (50.0, LONGEST_PAUSE)])
 def test_a_pause_is_longer_after_a_trial_that_lost_more(seconds: float, pause: int) -> None:
     """A trial of one round, where a plain one takes half a second."""
     model = PruningPolicy((4, 2, 1), config=replace(DEFAULT_PACING, stall=math.inf))

@@ -22,7 +22,9 @@ class PacingConfig:
         node_cost: estimated cost of one more candidate of a single row if no round of that size was measured.
         least_speedup: speed-up over plain decoding from which drafting pays off.
         stall: multiple of its expected cost at which the cost of a round is capped; other work took the rest.
-        first_pause: rounds of the first pause; each further one is twice as long until drafting pays off.
+        first_pause: rounds of the first pause; each further one is twice as long until drafting has gained
+            `proven_gain` after a pause.
+        proven_gain: plain rounds.
         longest_pause: rounds of the longest pause.
         longest_trial: rounds after which `SizePolicy` ends a trial at any cost.
         trial_loss: plain rounds that a trial may lose before it ends.
@@ -44,9 +46,10 @@ class PacingConfig:
     least_speedup: float = 1.02
     stall: float = 2.0
     first_pause: int = 32
+    proven_gain: float = 1.0
     longest_pause: int = 1024
     longest_trial: int = 16
-    trial_loss: float = 3.0
+    trial_loss: float = 2.0
     next_rate: float = 0.7
     least_nodes: int = 2
     bin_edges: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
