@@ -10,9 +10,9 @@ from mmspec.trees.pacing.config import PacingConfig
 class Pauses:
     """Pauses of drafting, each after a trial that did not pay off.
 
-    The first pause takes `first_pause` rounds. Each further one takes twice as many, until drafting has gained
-    `proven_gain` after a pause: a single lucky round must not shorten pauses. A pause is longer by the factor
-    by which its trial lost more than `trial_loss`.
+    The first pause takes `first_pause` rounds. Each further one takes twice as many, until drafting has
+    gained `proven_gain` after a pause: a single lucky round must not shorten pauses. A pause is longer by the
+    factor by which its trial lost more than `trial_loss`.
 
     The drafter's prefill time is not counted. It would make the first pauses so long that drafting which pays
     off in most texts, but not in the first one, would start many texts later.
