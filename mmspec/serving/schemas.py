@@ -374,6 +374,20 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+class ToolSet(Strict):
+    """Tools that the model may call, and whether it has to call one of them."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MOST_TOOLS)]
+
+
+class AllowedTools(Strict):
+    """Choice among some of the tools; the prompt describes all of them."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSet
+
+
 class ChatRequest(TextRequest):
     """Body of `/v1/chat/completions`."""
 
@@ -388,7 +402,7 @@ class ChatRequest(TextRequest):
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = {}
     tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS)] = []
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
     parallel_tool_calls: bool = True
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -398,17 +412,28 @@ class ChatRequest(TextRequest):
     @property
     def must_call(self) -> bool:
         """Whether the answer has to call a tool."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
+        chosen = self.tool_choice
+        if isinstance(chosen, AllowedTools):
+            return chosen.allowed_tools.mode == "required"
+        return chosen == "required" or isinstance(chosen, NamedTool)
+
+    @property
+    def chosen_tools(self) -> list[str]:
+        """Names of the only tools that may be called; empty if all of them may be."""
+        chosen = self.tool_choice
+        if isinstance(chosen, AllowedTools):
+            return [tool.function.name for tool in chosen.allowed_tools.tools]
+        return [chosen.function.name] if isinstance(chosen, NamedTool) else []
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
         names = [tool.function.name for tool in self.tools]
         if len(set(names)) < len(names):
             raise _error("tools", "tools", "must have different names")
-        chosen = self.tool_choice.function.name if isinstance(self.tool_choice, NamedTool) else None
-        if chosen is not None and chosen not in names:
-            text = f"must be the name of one of the tools; got {shorten(chosen)}"
-            raise _error("tool_choice", "tool_choice", text)
+        for chosen in self.chosen_tools:
+            if chosen not in names:
+                text = f"must be the name of one of the tools; got {shorten(chosen)}"
+                raise _error("tool_choice", "tool_choice", text)
         if self.tool_choice == "required" and not names:
             raise _error("tool_choice", "tool_choice", "must be left out, or tools be given; got 'required'")
         return self

@@ -131,7 +131,8 @@ class ToolRules:
     def settings(self, content: Json | None = None) -> dict[str, Any]:
         """Return the settings of the pipeline: the grammar of the answer, if calls are bound to one.
 
-        That is so if the answer has to call a tool, if content has a format, or if a tool is strict.
+        That is so if the answer has to call a tool or may only call some, if content has a format, or if a
+        tool is strict.
 
         Args:
             content: the format of an answer without a call; None for any text.
@@ -142,25 +143,25 @@ class ToolRules:
         is_strict = any(tool.function.strict for tool in self.tools) and find_spec("llguidance") is not None
         if self.form.tools is None or not self.tools:
             return {}
-        if not (self.body.must_call or is_strict or content is not None):
+        names = self.body.chosen_tools
+        if not (self.body.must_call or names or is_strict or content is not None):
             return {}
-        chosen = self.body.tool_choice
-        name = chosen.function.name if isinstance(chosen, NamedTool) else None
         is_held = self.body.must_call or content is not None
         schemas = {
             tool.function.name: (tool.function.parameters or NO_PARAMETERS)
             if is_held or tool.function.strict
             else {"type": "object"}
             for tool in self.tools
-            if name in (None, tool.function.name)
+            if not names or tool.function.name in names
         }
-        tokens, is_parallel = self._pipe.tokenizer.get_added_vocab(), self.body.parallel_tool_calls
+        is_parallel = self.body.parallel_tool_calls and not isinstance(self.body.tool_choice, NamedTool)
+        tokens = self._pipe.tokenizer.get_added_vocab()
         if is_held:
             grammar = call_grammar(
                 self.form.tools,
                 schemas,
                 tokens,
-                is_parallel=is_parallel and name is None,
+                is_parallel=is_parallel,
                 content=None if content is None or self.body.must_call else schema_of(content),
                 reasoning=self.form.reasoning,
                 is_open=self._is_open(self.form.reasoning),
@@ -183,7 +184,12 @@ class ToolRules:
         """Return a reader for each choice of the answer."""
         reasoning = self.form.reasoning if self.body.separate_reasoning else None
         is_open = self._is_open(reasoning)
-        schemas = {tool.function.name: tool.function.parameters or {} for tool in self.tools}
+        names = self.body.chosen_tools
+        schemas = {
+            tool.function.name: tool.function.parameters or {}
+            for tool in self.tools
+            if not names or tool.function.name in names
+        }
         return [
             AnswerText(
                 None if reasoning is None else ReasoningParser(reasoning, is_open),
@@ -227,8 +233,8 @@ class ToolRules:
         if self.tools and self.form.tools is None:
             rule = "must be left out; this server has no parser for the calls of this model (--tool-parser)"
             raise InputError("tools", names, rule)
-        if self.body.must_call and find_spec("llguidance") is None:
-            rule = f"must be 'auto' or 'none'; forced calls need llguidance: {how_to_install('grammar')}"
+        if (self.body.must_call or self.body.chosen_tools) and find_spec("llguidance") is None:
+            rule = f"must be 'auto' or 'none'; other choices need llguidance: {how_to_install('grammar')}"
             raise InputError("tool_choice", self.body.tool_choice, rule)
         for index, message in enumerate(self.body.messages):
             if message.role == "tool" and "tool" not in self.form.template:

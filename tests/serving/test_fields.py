@@ -257,6 +257,10 @@ WRONG = [
     ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice"),
     ({"tool_choice": "required"}, "tool_choice"),
+    (
+        {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+        "tool_choice.allowed_tools.mode",
+    ),
     ({"functions": [{"name": "add"}]}, "functions"),
     ({"function_call": "auto"}, "function_call"),
     ({"reasoning_effort": "high"}, "reasoning_effort"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from typing import Any
 
 import openai
 import pytest
@@ -258,7 +259,15 @@ def test_the_template_switches_reasoning(hermes):
     assert prompt_tokens(**both) == usual
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "clock"}}])
+def only_clock(mode: str) -> dict[str, Any]:
+    """The tool choice that allows the clock alone."""
+    named = {"type": "function", "function": {"name": "clock"}}
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "clock"}}, only_clock("required")]
+)
 @pytest.mark.parametrize("form", TOOL_FORMATS)
 def test_a_call_can_be_forced(form, choice):
     """The calls are forced: a random model would not call anything."""
@@ -282,6 +291,18 @@ def test_a_call_can_be_forced(form, choice):
         ) as stream:
             (final,) = stream.get_final_completion().choices
         assert final.message.tool_calls[0].function.parsed_arguments["town"] in ("Bath", "Zürich")
+
+
+def test_only_allowed_tools_are_called(hermes):
+    """The script calls the weather, which the grammar excludes from the name on."""
+    pytest.importorskip("llguidance")
+    with saying(hermes, "Hm. " + written("hermes", ["weather", '{"town": "Bath"}'])):
+        what = {"tools": [TOOL, CLOCK], "parallel_tool_calls": False, "temperature": 1.0, "seed": 1}
+        free, _ = whole_and_streamed(hermes, **what)
+        bound, _ = whole_and_streamed(hermes, **what, tool_choice=only_clock("auto"))
+    assert [call.function.name for call in free.tool_calls] == ["weather"]
+    assert [call.function.name for call in bound.tool_calls] == ["clock"]
+    assert bound.content == free.content == "Hm."
 
 
 def test_a_forced_call_follows_reasoning(hermes):
