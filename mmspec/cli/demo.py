@@ -1,4 +1,4 @@
-"""`mmspec demo`: demos of captioning and image generation in a browser."""
+"""`mmspec demo`: demos of captioning, image generation and transcription in a browser."""
 
 from __future__ import annotations
 
@@ -120,11 +120,37 @@ def generate(
     show(make, source, site)
 
 
+@demo_app.command(cls=Command)
+@unpack_options
+def transcribe(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub id.")],
+    accelerator: Accelerator = None,
+    *,
+    site: Site,
+    how: LoadOptions,
+) -> None:
+    """Transcribe recordings, beside plain decoding.
+
+    Example:
+        mmspec demo transcribe openai/whisper-tiny.en
+    """
+    check_installed("mmspec demo", "demo", "gradio")
+    source = announce(model)
+
+    def make() -> Any:
+        from mmspec.demo.transcription import Transcription
+        from mmspec.pipelines import SpeechPipeline
+
+        return Transcription(load_accelerated(SpeechPipeline, source, accelerator, how), label(source, model))
+
+    show(make, source, site)
+
+
 def run_space(page: str) -> None:
     """Run `mmspec demo PAGE` as a Hugging Face Space, configured by $MMSPEC_MODEL and $MMSPEC_ACCELERATOR.
 
     Args:
-        page: "caption" or "generate".
+        page: "caption", "generate" or "transcribe".
     """
     host = os.environ.get("GRADIO_SERVER_NAME", "0.0.0.0")
     options = ["--host", host, "--port", os.environ.get("GRADIO_SERVER_PORT", "7860")]
@@ -168,7 +194,7 @@ def launch(blocks: gradio.Blocks, host: str, port: int, *, share: bool = False) 
         "theme": theme(),
         "css_paths": STYLE,
         "footer_links": [],
-        "max_file_size": max(UPLOAD_LIMITS.max_bytes, UPLOAD_LIMITS.max_video_bytes),
+        "max_file_size": max(UPLOAD_LIMITS.max_bytes, UPLOAD_LIMITS.max_video_bytes),  # also of audio
         "ssr_mode": False,
         "enable_monitoring": False,
         "quiet": True,

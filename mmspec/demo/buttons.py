@@ -53,6 +53,8 @@ def connect(
     outputs: Sequence[gr.components.Component],
     buttons: tuple[gr.Button, gr.Button],
     others: Sequence[gr.Button] = (),
+    *,
+    preprocess: bool = True,
 ) -> None:
     """Connect events to work on the model; a stop button replaces the start button while it runs.
 
@@ -63,6 +65,7 @@ def connect(
         inputs, outputs: components.
         buttons: the start button and the stop button.
         others: buttons that are disabled while the work runs.
+        preprocess: whether Gradio converts the inputs; False passes uploads as they were sent.
     """
     run, stop = buttons
 
@@ -88,7 +91,7 @@ def connect(
     line: Keywords = {"concurrency_limit": 1, "concurrency_id": "model", **PRIVATE}
     for trigger in triggers:
         began = trigger(begin, None, changed, **QUICK)
-        done = began.then(do, inputs, outputs, show_progress="minimal", **line)
+        done = began.then(do, inputs, outputs, show_progress="minimal", preprocess=preprocess, **line)
         for outcome in (done.success, done.failure):  # `then` does not run after a failure
             outcome(lambda: buttons_while(False), None, changed, **QUICK)
     stop.click(stops.stop, None, None, **QUICK)

@@ -14,9 +14,10 @@ from mmspec.open_types import Processor
 from mmspec.pipelines.text_stream import TextDeltas
 
 if TYPE_CHECKING:
+    from mmspec.core.statistics import DecodingStats
     from mmspec.pipelines import TextOutput
 
-__all__ = ["EMPTY", "Lane", "coloured_text", "legend", "race", "transcript", "turn"]
+__all__ = ["EMPTY", "Lane", "coloured_text", "comparison", "legend", "race", "transcript", "turn"]
 
 
 @dataclass(eq=False)
@@ -149,17 +150,28 @@ def verdict(lanes: Sequence[Lane]) -> str:
     if len(outputs) < 2 or any(output.finish_reasons[0] == "interrupted" for output in outputs):
         return ""
     plain, fast = outputs
-    same = plain.tokens == fast.tokens
-    forwards = f"{fast.stats.target_forwards} forward passes instead of {plain.stats.target_forwards}"
-    words = "The same tokens" if same else "Other tokens"
-    times = plain.stats.seconds / fast.stats.seconds
+    compared = comparison("tokens", plain.tokens == fast.tokens, plain.stats, fast.stats)
+    return (
+        f"{compared}"
+        '<p class="mm-note">The two take turns on one machine; the time of each excludes the other.</p>'
+    )
+
+
+def comparison(what: str, is_same: bool, plain: DecodingStats, fast: DecodingStats) -> str:
+    """Comparison of two outputs as HTML: whether they are the same, forward passes, and times.
+
+    Args:
+        what: the compared part of the outputs, in words.
+        is_same: whether it is equal.
+        plain, fast: statistics of plain decoding and of the accelerator.
+    """
+    forwards = f"{fast.target_forwards} forward passes instead of {plain.target_forwards}"
+    words = f"The same {what}" if is_same else f"Other {what}"
+    times = plain.seconds / fast.seconds
     speed = (
         f"{times:.1f} times as fast as plain decoding"
         if times >= 1
         else f"slower than plain decoding: {times:.2f} times its speed"
     )
     colour = "" if times >= 1 else " mm-slow"
-    return (
-        f'<p class="mm-verdict{colour}">{words} in {forwards}, {speed}.</p>'
-        '<p class="mm-note">The two take turns on one machine; the time of each excludes the other.</p>'
-    )
+    return f'<p class="mm-verdict{colour}">{words} in {forwards}, {speed}.</p>'

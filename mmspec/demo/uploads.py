@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mmspec.errors import MediaError
-from mmspec.media import MediaLimits, load_image, load_video
+from mmspec.media import MediaLimits, load_audio, load_image, load_video
 from mmspec.open_types import Keywords
 
 __all__ = ["UPLOAD_LIMITS", "Upload", "read_upload"]
@@ -19,12 +19,16 @@ UPLOAD_LIMITS = MediaLimits(
     max_video_seconds=120,
     max_frames=16,
     max_video_pixels=2**26,
+    max_audio_bytes=20_000_000,
+    max_audio_seconds=120,
 )
+#: Samples a second of a recording while it is only checked.
+LOWEST_RATE = 8000
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A readable file, its kind ("image" or "video"), and its number of frames."""
+    """A readable file, its kind ("image", "video" or "audio"), and its number of frames."""
 
     kind: str
     path: str
@@ -54,6 +58,9 @@ def read_upload(kind: str, payload: Mapping[str, object] | None) -> Upload | Non
     name = Path(str(payload.get("orig_name") or path)).name
     if kind == "image":
         load_image(path, argument=name, limits=UPLOAD_LIMITS)
+        return Upload(kind, path)
+    if kind == "audio":
+        load_audio(path, sampling_rate=LOWEST_RATE, argument=name, limits=UPLOAD_LIMITS)
         return Upload(kind, path)
     video = load_video(path, num_frames=1, argument=name, limits=UPLOAD_LIMITS)
     return Upload(kind, path, video.total_num_frames)
