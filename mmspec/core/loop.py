@@ -250,10 +250,11 @@ def prefill_requests(
     sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
+    is_copied: bool = False,
 ) -> ChunkedPrefill[tuple[State, PromptOutput]]:
     """Prefill a batch of requests, with pauses; see `Target.chunked_prefill`.
 
-    The arguments are those of `speculate`.
+    The other arguments are those of `speculate`.
 
     Returns:
         The state and the prefill, as `begin` takes them.
@@ -263,9 +264,10 @@ def prefill_requests(
     nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
     longest = max(map(len, canvas.ids))
     capacity = min(longest + most + nodes, round_up(longest + 2 * nodes, PREALLOCATED_TOKENS))
+    capacity = longest + nodes if is_copied else capacity
     computing = target.computing(*decoder.modules)
     prompts = list_prompts(requests, sampler)
-    with closing(target.chunked_prefill(prompts, capacity, decoder.taps)) as prefill:
+    with closing(target.chunked_prefill(prompts, capacity, decoder.taps, is_copied)) as prefill:
         while True:
             started, timer = perf_counter(), Timer(stats, target.device)
             with computing(), timer:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
@@ -26,7 +27,8 @@ from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets import AnyTarget
-from mmspec.targets.causal import CacheState, CausalTarget
+from mmspec.targets.batches import group_by_length
+from mmspec.targets.causal import CacheState, CausalTarget, to_device
 from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
 from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS
@@ -39,7 +41,11 @@ __all__ = [
     "NEWEST",
     "StateSession",
     "TrainedDrafter",
+    "ordered",
+    "padded",
 ]
+
+T = TypeVar("T")
 
 EVERYWHERE, NEWEST = slice(None), slice(-1, None)
 
@@ -321,7 +327,22 @@ class CachingSession(HeadSession):
 
     @abstractmethod
     def _read_prompts(self, batch: PromptBatch) -> None:
-        """Read the R prompts of a batch into a cache, one at a time as the target does, and set `state`."""
+        """Read the R prompts of a batch into a cache, as the target does, and set `state`."""
+
+    def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Group prompts of these lengths that are read in one forward pass, as the target's prefill does."""
+        return group_by_length(lengths, most=self.target.prefill_tokens or 0)
+
+    def _positions(self, prompts: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, list[int]]:
+        """Positions of prompts in the target, [G, L] or [3, G, L], and their offsets after each."""
+        device = self.target.device
+        found, offsets = zip(
+            *(self.target.positions(to_device(each, device)) for each in prompts), strict=True
+        )
+        axes = max((each.shape[:-2] for each in found), key=len)  # text in an M-RoPE model may have one
+        longest = max(each.shape[-1] for each in found)
+        padded = [pad(each, (0, longest - each.shape[-1])).expand(*axes, 1, -1) for each in found]
+        return torch.cat(padded, -2), list(offsets)
 
     def _known(self, batch: PromptBatch, places: slice = EVERYWHERE) -> list[Tensor]:
         """Features of the R prompts at these places, [1, L_r, d] each; by default at all of them."""
@@ -391,3 +412,14 @@ class LevelDrafter(HeadDrafter):
     @property
     def deepest(self) -> tuple[int, str]:
         return self.model.config.num_heads, "the number of heads"
+
+
+def padded(states: Sequence[Tensor]) -> Tensor:
+    """Join states [1, L, d] of prompts to [G, L, d], padded on the right."""
+    return states[0] if len(states) == 1 else pad_sequence([each[0] for each in states], batch_first=True)
+
+
+def ordered(groups: Sequence[Sequence[int]], values: Sequence[Iterable[T]]) -> list[T]:
+    """Order the values of all groups by their rows."""
+    pairs = (pair for rows, own in zip(groups, values, strict=True) for pair in zip(rows, own, strict=True))
+    return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]

@@ -208,6 +208,16 @@ class PrefixCache:
         states = {layer: (found["keys", layer], found["values", layer]) for layer in layers}
         return Prefix(length, states, {tap: found["tap", tap][None] for tap in taps}, recurrent)
 
+    def is_worth_waiting(self, prompt: PromptIdentity, others: Sequence[PromptIdentity]) -> bool:
+        """Whether a prompt shares half of its tokens with prompts that will be stored, but are not yet."""
+        keys, ends = prompt.keys(self.block), [0, *prompt.ends(self.block)]
+        coming = {key for other in others for key in other.keys(self.block)}
+        held = next((index for index, key in enumerate(keys) if key not in self._table), len(keys))
+        shared = held
+        while shared < len(keys) and keys[shared] in coming:
+            shared += 1
+        return shared > held and ends[shared] >= len(prompt.tokens) / 2
+
     @torch.no_grad()
     def keep(
         self,

@@ -86,7 +86,44 @@ def test_every_layer_continues(name: str) -> None:
     assert_read_alike(target, prompts, SIZE, taps)
     assert_read_alike(target, prompts, 1)
     target.prefill_tokens = SIZE
-    assert chunks_of(target, prompts) == [8, 8, 8, 8, 8, 5, 7, 8, 8, 8]
+    assert sorted(chunks_of(target, prompts)) == [5, 7, *[8] * 8]
+
+
+@pytest.mark.parametrize("name", sorted({*TEXT_MODELS, "qwen3_5"}))
+@pytest.mark.every(3)
+def test_short_prompts_share_a_forward_pass(name: str) -> None:
+    """Padding to half of the longest; recurrent layers read each prompt alone."""
+    target, lengths = text_target(name), [9, 45, 24, 12, 30, 6]
+    prompts = [prompt(length) for length in lengths]
+    assert_read_alike(target, prompts, 200, () if name == "gemma3n" else (0, 1, -1))
+    target.prefill_tokens = 200
+    is_recurrent = name in HYBRID_TEXT_MODELS
+    assert chunks_of(target, prompts) == (lengths if is_recurrent else [3 * 45, 3 * 12])
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "not stored"])
+def test_prompts_share_a_forward_pass_behind_stored_prefixes(is_stored: bool) -> None:
+    """Prompts that share most of their tokens: the first one is read, and then the rest of the others."""
+    target, shared = text_target("qwen2_mixed_sliding"), torch.arange(40)[None] % 20 + 3
+    prompts = [{"input_ids": torch.cat([shared, prompt(end)["input_ids"]], 1)} for end in (9, 5, 7)]
+    target.prefix_cache, target.prefill_tokens = PrefixCache(2**30, block=8), 100
+    lengths = [each["input_ids"].shape[1] for each in prompts]
+    with torch.inference_mode():
+        if is_stored:
+            finish(target.chunked_prefill(prompts[:1], 64, (0, -1)))[0].close()
+        state, output = finish(target.chunked_prefill(prompts, 64, (0, -1)))
+        target.prefix_cache = target.prefill_tokens = None
+        expected_state, expected = target.prefill(prompts, 64, (0, -1))
+    assert output.cached == [48 if is_stored else 0, 40, 40]
+    assert close(output.logits, expected.logits)
+    assert all(
+        close(*pair) for tap in (0, -1) for pair in zip(output.taps[tap], expected.taps[tap], strict=True)
+    )
+    for row, length in enumerate(lengths):
+        ours, theirs = (each.cache.row_states(row, length) for each in (state, expected_state))
+        assert all(close(*pair) for layer in theirs for pair in zip(ours[layer], theirs[layer], strict=True))
+    for each in (state, expected_state):
+        each.close()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2_mixed_sliding", "gemma2", "qwen3_5"])

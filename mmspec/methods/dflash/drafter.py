@@ -21,9 +21,9 @@ from mmspec.core.indexing import pick, take
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
-from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter
+from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter, padded
 from mmspec.methods.dflash.head import DFlashHead
-from mmspec.targets.causal import CacheState, to_device
+from mmspec.targets.causal import CacheState
 from mmspec.targets.steps import StaticCaches
 from mmspec.validation import require_number
 
@@ -58,13 +58,15 @@ class BlockSession(CachingSession):
         take = RaggedCache if caches is None else caches.take
         cache = take(head.layers_config, len(known), capacity, device)
         cache.plan.reads_all = caches is not None  # graphs have one width
-        offsets = []
-        for row, (prompt, rows) in enumerate(zip(batch.prompts, known, strict=True)):
-            places, offset = torch.arange(rows.shape[1], device=device)[None], 0
+        offsets, prompts = [0] * len(known), batch.prompts
+        for group in self._groups(lengths):
+            rows = padded([known[row] for row in group])
+            places = torch.arange(rows.shape[1], device=device).expand(len(group), -1)
             if head.config.mrope_section is not None:
-                places, offset = self.target.positions(to_device(prompt, device))
-            offsets.append(offset)
-            cache.begin_prefill(row, rows.shape[1])
+                places, beyond = self._positions([prompts[row] for row in group])
+                for row, offset in zip(group, beyond, strict=True):
+                    offsets[row] = offset
+            cache.begin_prefill_rows(group, [lengths[row] for row in group])
             head(rows[:, :0], rows, places, cache=cache)
         # the newest token counts too, as its row follows
         lengths = [length + 1 for length in lengths]
