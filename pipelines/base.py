@@ -477,9 +477,9 @@ class MMSpecPipeline:
         running batch, rounds are decoded between the chunks of a prompt, and short prompts that wait together
         share a forward pass. Outputs are the same as without chunks, up to rounding.
 
-        Images are not split. A prompt is read whole if its images attend to later tokens (Gemma 3,
-        PaliGemma), if rotary frequencies change within it, if the model has recurrent layers without a closed
-        form (Mamba), or while hooks are set on the model.
+        Images are not split. A prompt is read whole if its tokens attend to later ones beyond their own image
+        (PaliGemma, Gemma 4), if rotary frequencies change within it, if the model has recurrent layers
+        without a closed form (Mamba), or while hooks are set on the model.
 
         Args:
             tokens: largest number of prompt tokens in a forward pass.

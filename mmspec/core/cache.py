@@ -579,8 +579,14 @@ class RaggedCache(Cache, Rows):
         """Number of newest tokens that a token attends to in layers of a kind; None for all."""
         return self.sliding_window if kind == "sliding_attention" else None
 
-    def chunk_mask(self, dtype: torch.dtype | None) -> Tensor | dict[str, Tensor | None] | None:
+    def chunk_mask(
+        self, dtype: torch.dtype | None, images: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor | None] | None:
         """Attention mask of chunks of prompts that a forward pass prefills; see `attention_mask`.
+
+        Args:
+            dtype: of an additive mask; None for a boolean one.
+            images: [G, n] number of the image whose tokens attend to one another; -1 for other tokens.
 
         Returns:
             [G, 1, n, m] for n tokens of each of G prompts and the m keys that `update` returns: all keys of
@@ -595,7 +601,11 @@ class RaggedCache(Cache, Rows):
             window = self.window_of(kind)
             first = first_seen(start, window) if group is None else 0
             key = torch.arange(first, end, device=query.device)
-            seen = key <= query if window is None else (key <= query) & (query - key < window)
+            seen = key <= query
+            if images is not None:
+                own = images.new_full((len(images), len(key)), -1).scatter_(1, places - first, images)
+                seen = seen | ((images[:, :, None] == own[:, None]) & (images[:, :, None] >= 0))[:, None]
+            seen = seen if window is None else seen & (query - key < window)
             masks[kind] = seen if dtype is None else additive_mask(seen, dtype)
         return masks if len(masks) > 1 else masks[self.layer_types[0]]
 

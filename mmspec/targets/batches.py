@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from mmspec.core.rows import lengthen
 from mmspec.open_types import Inputs
-from mmspec.targets.prefix import TOKENS, is_causal, media_of
+from mmspec.targets.prefix import PER_TOKEN, is_causal, media_of
 from mmspec.targets.rotary import change_of
 from mmspec.visual_tokens.spans import find_images
 
@@ -113,7 +113,7 @@ def _form(inputs: Inputs) -> tuple[object, ...]:
 
 def _dims(name: str, inputs: Inputs) -> tuple[int, int | None]:
     """The dimension of an argument along which sequences are joined, and the one that is padded first."""
-    if name in TOKENS:
+    if name in PER_TOKEN:
         return -2, -1
     if name == EMBEDDINGS:
         return 0, 1

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -37,7 +38,7 @@ from mmspec.targets.merged import merge_projections
 from mmspec.targets.mixers import closed_form, find_mixers, mixers_in_turn, mixers_on_tree
 from mmspec.targets.model_state import computation_of, state_of
 from mmspec.targets.model_target import ModelTarget
-from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify, part_of
+from mmspec.targets.prefix import TYPES, PrefixCache, PromptIdentity, identify, part_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.targets.thinned import reading_only
@@ -533,7 +534,7 @@ class CausalTarget(ModelTarget[AnyState]):
         if not cache.plan.start:  # plain causal attention is faster than a mask
             logits = self.forward(inputs, cache, keep=len(last), whole=whole)
         else:
-            mask = cache.chunk_mask(mask_dtype(self._decoder))
+            mask = cache.chunk_mask(mask_dtype(self._decoder), image_of(inputs.get(TYPES)))
             with cache.recurrent_from(row), mixers_in_turn(self.model):
                 logits = self.forward({**inputs, "attention_mask": mask}, cache, keep=len(last), whole=whole)
         if len(counts) == 1:
@@ -725,3 +726,12 @@ def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, T
 def joined(states: Sequence[Tensor]) -> Tensor:
     """Hidden states [1, L, d] of consecutive parts of a prompt."""
     return states[0] if len(states) == 1 else torch.cat(tuple(states), 1)
+
+
+def image_of(types: Tensor | None) -> Tensor | None:
+    """Number of the image of each token, from token types [G, n]; -1 for text. None without types."""
+    if types is None:
+        return None
+    is_image = types == 1
+    starts = is_image & ~pad(is_image, (1, 0))[:, :-1]
+    return torch.where(is_image, starts.cumsum(1), -1)
