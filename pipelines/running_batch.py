@@ -20,7 +20,8 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Self, cast
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import torch
 
@@ -28,7 +29,7 @@ from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.graphs import rows_of_graph
-from mmspec.core.interfaces import PromptOutput, Request, TargetState
+from mmspec.core.interfaces import Request, TargetState
 from mmspec.core.logprobs import TokenLogprob
 from mmspec.core.loop import Batch, begin, prefill_requests, runs_by_itself
 from mmspec.core.random_stream import RandomStream
@@ -122,23 +123,34 @@ class Waiting:
         return length
 
 
+class Begun(NamedTuple):
+    """Requests whose prefill has ended.
+
+    Attributes:
+        batch: of their rows.
+        tokens: the first ones of each row.
+        cached: number of tokens of each prompt that the prefix cache supplied.
+    """
+
+    batch: Batch[TargetState]
+    tokens: list[RowOutput]
+    cached: Sequence[int]
+
+
 @dataclass(eq=False)
 class Reading:
     """The prefill of requests, whose rows form one batch.
 
     Attributes:
         members: the requests, those that have waited longest.
-        requests, sampler, canvas, random: of all of their rows; see `speculate`.
-        prefill: of their prompts.
+        canvas: of all of their rows.
+        prefill: of their prompts, by the target and, if they are long, by the drafter.
         tokens: number of tokens of its next forward pass; 0 before the prefill has begun.
     """
 
     members: Sequence[Waiting]
-    requests: Sequence[Request]
-    sampler: RowSettings
     canvas: Canvas
-    random: RandomStream
-    prefill: ChunkedPrefill[tuple[TargetState, PromptOutput]]
+    prefill: ChunkedPrefill[Begun]
     tokens: int = 0
 
     @property
@@ -147,12 +159,12 @@ class Reading:
         ends = accumulate((len(each.call.requests) for each in self.members), initial=0)
         return [slice(first, end) for first, end in pairwise(ends)]
 
-    def advance(self) -> tuple[TargetState, PromptOutput] | None:
+    def advance(self) -> Begun | None:
         """Begin the prefill, or run its next forward pass; returns its result after the last one."""
         try:
             self.tokens = next(self.prefill)
         except StopIteration as end:
-            result: tuple[TargetState, PromptOutput] = end.value
+            result: Begun = end.value
             return result
         return None
 
@@ -319,18 +331,42 @@ class RunningBatch:
             random = replace(random, keys=torch.cat([call.random.keys for call in calls]))
         if self._has_slots:
             sampler = self._on_device(sampler, len(requests))
-        where = self.pipe.target, self._decoder, sampler, requests, canvas
-        prefill = prefill_requests(*where, is_copied=len(calls) > 1)
-        return Reading(members, requests, sampler, canvas, random, prefill)
+        prefill = self._prefill(requests, sampler, canvas, random, is_shared=len(calls) > 1)
+        return Reading(members, canvas, prefill)
 
-    def _join(self, reading: Reading, prefilled: tuple[TargetState, PromptOutput]) -> None:
-        """Choose the first tokens of requests after their prefill, and add their rows to the batch."""
-        canvas, cached = reading.canvas, prefilled[1].cached
-        where = reading.sampler, reading.requests, canvas, reading.random
-        # a graph for each number of rows would cost more captures than it saves launches
-        graphs = self.pipe.target.graphs if self._has_slots and len(reading.members) == 1 else None
-        batch, prompts = begin(self.pipe.target, self._decoder, *where, prefilled, graphs)
-        emitted = [prompts.emission.tokens]
+    def _prefill(
+        self,
+        requests: Sequence[Request],
+        sampler: RowSettings,
+        canvas: Canvas,
+        random: RandomStream,
+        is_shared: bool,
+    ) -> ChunkedPrefill[Begun]:
+        """Prefill requests, and choose their first tokens; the first arguments are those of `speculate`.
+
+        Args:
+            is_shared: whether they are several requests.
+        """
+        target = self.pipe.target
+        where = target, self._decoder, sampler, requests, canvas
+        prefilled = yield from prefill_requests(*where, is_copied=is_shared)
+        is_long = max(canvas.prompt_lengths) > (target.prefill_tokens or inf)
+        # a graph for each number of rows would cost more captures than it saves launches, and the rounds
+        # between the parts of a drafter's prefill may overwrite the results of a graph
+        graphs = target.graphs if self._has_slots and not (is_shared or is_long) else None
+        batch, prompts = begin(*where, random, prefilled, graphs)
+        try:
+            if is_long:
+                yield from batch.prefill_draft()
+        except BaseException:
+            batch.state.close()
+            raise
+        return Begun(batch, prompts.emission.tokens, prefilled[1].cached)
+
+    def _join(self, reading: Reading, begun: Begun) -> None:
+        """Add the rows of requests to the batch after their prefill."""
+        canvas, (batch, first, cached) = reading.canvas, begun
+        emitted = [first]
         try:
             self._read_rounds()
             if not (self._joins_at_once or canvas.finished):
@@ -367,9 +403,9 @@ class RunningBatch:
                 break
             left -= reading.tokens
             try:
-                prefilled = reading.advance()
-                if prefilled is not None:
-                    self._join(reading, prefilled)
+                begun = reading.advance()
+                if begun is not None:
+                    self._join(reading, begun)
                     self._reading, self._waiting = None, self._waiting[len(reading.members) :]
             except Exception as error:
                 failed += self._stop_reading(error)

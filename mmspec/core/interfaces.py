@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas, Emission, Stopping
-from mmspec.core.chunked_prefill import ChunkedPrefill
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.distributions import AnyDistribution, Categorical, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.image_grid import ImageGrid, Layout
@@ -417,8 +417,12 @@ class DraftSession(Rows, ABC):
         return None
 
     def prepare(self) -> None:
-        """Run a prefill that was deferred until the first draft. Optional."""
-        return None
+        """Run a prefill that was deferred until the first draft."""
+        finish(self.deferred_prefill())
+
+    def deferred_prefill(self) -> ChunkedPrefill[None]:
+        """The prefill that `prepare` runs, with a pause before each forward pass. Optional."""
+        yield from ()
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         """Limit the size of the next draft. Optional: a hint that saves time.

@@ -186,6 +186,16 @@ class Batch(Rows, Generic[State]):
         self.state.tighten(bounds)
         self.session.tighten(bounds)
 
+    def prefill_draft(self) -> ChunkedPrefill[None]:
+        """Run the drafter's own prefill now, with a pause before each forward pass."""
+        with closing(self.session.deferred_prefill()) as prefill:
+            while True:
+                with self.computing():
+                    tokens = next(prefill, None)
+                if tokens is None:
+                    return
+                yield tokens
+
     def use_few_sizes(self) -> None:
         """Prepare the state for graphs, of which each kind and size of state has its own."""
         use_few_sizes(self.canvas, self.decoder, self.sampler)

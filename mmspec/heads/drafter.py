@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
+from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.indexing import pick, put, take
@@ -299,11 +301,11 @@ class CachingSession(HeadSession):
         self.unread: PromptBatch | None = batch
         self.has_read = False
 
-    def prepare(self) -> None:
+    def deferred_prefill(self) -> ChunkedPrefill[None]:
         self._append_later()
         if self.unread is not None:
             batch, self.unread = self.unread, None
-            self._read_prompts(batch)
+            yield from self._read_prompts(batch)
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         self._append_later()
@@ -326,8 +328,28 @@ class CachingSession(HeadSession):
             other.prepare()
 
     @abstractmethod
-    def _read_prompts(self, batch: PromptBatch) -> None:
+    def _read_prompts(self, batch: PromptBatch) -> ChunkedPrefill[None]:
         """Read the R prompts of a batch into a cache, as the target does, and set `state`."""
+
+    def _parts(self, rows: Sequence[int], lengths: Sequence[int], cache: RaggedCache) -> Iterator[slice]:
+        """Prepare the cache for each forward pass over some prompts; yields the places that it reads.
+
+        Args:
+            rows: of the batch.
+            lengths: of their prompts.
+            cache: of the head.
+        """
+        most = max(lengths)
+        size = (self.target.prefill_tokens or most) if len(rows) == 1 else most
+        for start in range(0, most, max(size, 1)):
+            end = min(start + size, most)
+            cache.begin_prefill_rows(rows, [end - start] if len(rows) == 1 else lengths, [start] * len(rows))
+            yield slice(start, end)
+
+    def _weigh(self, tokens: int, cache: RaggedCache) -> int:
+        """Number of tokens whose prefill by the target takes as long as that of some by the head."""
+        layers: int = self.target.config.get_text_config(decoder=True).num_hidden_layers
+        return -(-tokens * len(cache.layers) // layers)
 
     def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
         """Group prompts of these lengths that are read in one forward pass, as the target's prefill does."""

@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
 from mmspec.core.graphs import has_graphs
 from mmspec.core.image_grid import Grammar, exclude
@@ -88,7 +89,7 @@ class FeatureSession(CachingSession):
         # features are of the token before
         self.tokens = pad(self.tokens, (0, places.shape[1] + 1)).scatter(1, places - 1, tokens)
 
-    def _read_prompts(self, batch: PromptBatch) -> None:
+    def _read_prompts(self, batch: PromptBatch) -> ChunkedPrefill[None]:
         prompts, device = batch.prompts, self.target.device
         groups = self._groups([each.shape[1] for each in batch.prefill.taps[EMBEDDINGS]])
         read = [self._prompt_rows(batch, rows) for rows in groups]
@@ -114,9 +115,10 @@ class FeatureSession(CachingSession):
                 counted = zip(beyond, whole, made.lengths, strict=True)
                 beyond = [offset + length - count - lag for offset, length, count in counted]
             offsets.append(beyond)
-            if made.rows.shape[1]:
-                cache.begin_prefill_rows(rows, made.lengths)
-                self.head(made.rows, positions, cache=cache)
+            for part in self._parts(rows, made.lengths, cache):
+                yield self._weigh(len(rows) * (part.stop - part.start), cache)
+                mask = cache.chunk_mask(self.additive) if part.start else None
+                self.head(made.rows[:, part], positions[..., part], mask, cache=cache)
         summaries = [made.summary for made in read if made.summary is not None]
         self.summary = torch.stack(ordered(groups, summaries)) if summaries else None
         self.state = CacheState(cache, torch.tensor(ordered(groups, offsets), device=device), lengths)

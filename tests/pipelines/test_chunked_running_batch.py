@@ -151,6 +151,38 @@ def test_a_request_whose_shared_prefill_fails_fails_alone(
         assert tokens[handles[index]] == alone(chunked, requests[index]).tokens[0]
 
 
+@pytest.mark.parametrize("name", ["eagle", "flash", "draft_model"])
+def test_a_drafter_reads_long_prompts_in_chunks(
+    chunked: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step reads more tokens of a prompt than allowed, except for the part of the head's one layer."""
+    read, steps, own = list[int](), list[list[int]](), RaggedCache.begin_prefill
+
+    def begin(self: Any, row: int, length: int, start: int = 0) -> None:
+        read.append(length * len(self.layers))
+        own(self, row, length, start)
+
+    chunked.set_accelerator(name)
+    long, layers = {"prompt": LONG, "max_new_tokens": 12}, len(chunked.model.get_decoder().layers)
+    monkeypatch.setattr(RaggedCache, "begin_prefill", begin)
+    with chunked.running_batch(rows=2) as batch:
+        batch.enter(**SHORT)
+        batch.step()
+        entered, output = batch.enter(**long), None
+        length = batch.prompt_tokens(entered)
+        while batch.handles:
+            read.clear()
+            output = next((one.output for one in batch.step() if one.handle == entered), output)
+            steps.append([*read])
+    monkeypatch.undo()
+    assert max(map(sum, steps)) <= SIZE * layers
+    of_drafter = length - 1  # rows of a head
+    if name == "draft_model":
+        of_drafter = length * len(chunked.accelerator.drafter.model.model.get_decoder().layers)
+    assert sum(map(sum, steps)) - length * layers in (of_drafter, of_drafter + 1)
+    assert output.tokens == alone(chunked, long).tokens
+
+
 def recorded(read: list[int], own: Any) -> Any:
     """A forward pass over a chunk that records its number of tokens."""
 

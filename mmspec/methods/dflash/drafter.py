@@ -15,6 +15,7 @@ from torch.nn.functional import logsigmoid
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.draft import Draft, Nodes
 from mmspec.core.graphs import has_graphs
 from mmspec.core.indexing import pick, take
@@ -50,7 +51,7 @@ class BlockSession(CachingSession):
         self.anchor = torch.cat(self._known(batch, NEWEST))[:, 0]
         self.accepted = torch.full((len(batch.requests),), -1, device=device)
 
-    def _read_prompts(self, batch: PromptBatch) -> None:
+    def _read_prompts(self, batch: PromptBatch) -> ChunkedPrefill[None]:
         head, device, known = self.head, self.target.device, self._known(batch)
         lengths = [rows.shape[1] for rows in known]
         capacity = max(lengths) + 2 * head.config.block
@@ -66,8 +67,9 @@ class BlockSession(CachingSession):
                 places, beyond = self._positions([prompts[row] for row in group])
                 for row, offset in zip(group, beyond, strict=True):
                     offsets[row] = offset
-            cache.begin_prefill_rows(group, [lengths[row] for row in group])
-            head(rows[:, :0], rows, places, cache=cache)
+            for part in self._parts(group, [lengths[row] for row in group], cache):
+                yield self._weigh(len(group) * (part.stop - part.start), cache)
+                head(rows[:, :0], rows[:, part], places[..., part], cache=cache)
         # the newest token counts too, as its row follows
         lengths = [length + 1 for length in lengths]
         self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
