@@ -65,6 +65,7 @@ __all__ = [
 WARM_UP, ROUNDS = 8, 8
 LAYERS = 4
 RUNNING_REQUESTS = 40
+PREFILL_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -278,6 +279,35 @@ def count_running(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict
         "captures": sum(each.captures for each in rounds + entered),
         "enters": median(outside[len(outside) // 2 :]),
     }
+
+
+@torch.inference_mode()
+def count_joining(scenario: Scenario, gpu: SimulatedGPU, compiled: bool) -> dict[str, float]:
+    """Count what it takes until as many requests as there are rows, of short prompts, have joined at once."""
+    target = scenario.target()
+    target.prefill_tokens = PREFILL_TOKENS
+    if compiled:
+        target.steps = CapturedForward(target.model, target._step)
+    scale = scenario.sampler.guidance_scale
+    served: Any = Served(
+        target, scenario.accelerator(target), [Sampler(guidance_scale=scale)], scenario.context
+    )
+    passes, forward = [], target.forward
+
+    def counted_forward(*args: Any, **how: Any) -> torch.Tensor:
+        passes.append(args)
+        return forward(*args, **how)
+
+    with RunningBatch(served, scenario.rows) as batch:
+        batch.capture()
+        target.forward = counted_forward  # type: ignore[method-assign]
+        for number in range(scenario.rows):
+            batch.enter(number)
+        gpu.take()
+        batch._prefill_some()
+        joined = gpu.take()
+    counts = {"forwards": len(passes), "launches": joined.launches.total(), "reads": joined.reads}
+    return counts | {"captures": joined.captures}
 
 
 def causal(name: str, kind: str, layers: int, **settings: Any) -> CausalTarget:

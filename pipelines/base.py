@@ -474,12 +474,12 @@ class MMSpecPipeline:
 
         Chunks bound the memory of a prefill: the attention mask of a chunk has a row for each of its tokens,
         and a column for each token of the prompt, or of the window in layers with a sliding window. In a
-        running batch, rounds are decoded between the chunks of a prompt. Outputs are the same as without
-        chunks, up to rounding.
+        running batch, rounds are decoded between the chunks of a prompt, and short prompts that wait together
+        share a forward pass. Outputs are the same as without chunks, up to rounding.
 
-        Images are not split. A prompt is read whole if its images attend to later tokens (Gemma 3,
-        PaliGemma), if rotary frequencies change within it, if the model has recurrent layers without a closed
-        form (Mamba), or while hooks are set on the model.
+        Images are not split. A prompt is read whole if its tokens attend to later ones beyond their own image
+        (PaliGemma, Gemma 4), if rotary frequencies change within it, if the model has recurrent layers
+        without a closed form (Mamba), or while hooks are set on the model.
 
         Args:
             tokens: largest number of prompt tokens in a forward pass.

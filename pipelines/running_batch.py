@@ -2,9 +2,9 @@
 
 The prefill of a request runs alone; then its rows are appended to the batch. With chunked prefill, each step
 prefills some tokens of the prompts that wait, in the order in which their requests entered, and then
-decodes a round. When a request leaves, the last rows of the batch replace its rows. In a compiled pipeline on
-a GPU the number of rows is one of few sizes, so that rounds are replayed from CUDA graphs: a request takes
-the slots of finished rows.
+decodes a round; short prompts that wait together are prefilled in one forward pass. When a request leaves,
+the last rows of the batch replace its rows. In a compiled pipeline on a GPU the number of rows is one of few
+sizes, so that rounds are replayed from CUDA graphs: a request takes the slots of finished rows.
 
 The output of a request is the same as in a call of its own: rows are computed independently, and random
 numbers depend on the seed of the request. There is no scheduler: a request enters if there is room.
@@ -19,7 +19,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self, cast
+from itertools import accumulate, pairwise
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple, Self, cast
 
 import torch
 
@@ -27,9 +29,10 @@ from mmspec.accelerator import Call
 from mmspec.core.canvas import Canvas, RowOutput
 from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.graphs import rows_of_graph
-from mmspec.core.interfaces import PromptOutput, TargetState
+from mmspec.core.interfaces import Request, TargetState
 from mmspec.core.logprobs import TokenLogprob
 from mmspec.core.loop import Batch, begin, prefill_requests, runs_by_itself
+from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import AnySampler, RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError
@@ -106,22 +109,62 @@ class Waiting:
     """A request whose prefill has not ended.
 
     Attributes:
-        prefill: of its prompts.
-        tokens: number of tokens of its next forward pass; 0 before the prefill has begun.
+        is_alone: whether its prefill includes no other request, because one that did has failed.
     """
 
     running: Running
     call: Call
-    sampler: RowSettings
-    prefill: ChunkedPrefill[tuple[TargetState, PromptOutput]]
+    is_alone: bool = False
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of its prompts."""
+        length: int = sum(self.call.canvas.prompt_lengths) * (1 + self.call.sampler.is_guided)
+        return length
+
+
+class Begun(NamedTuple):
+    """Requests whose prefill has ended.
+
+    Attributes:
+        batch: of their rows.
+        tokens: the first ones of each row.
+        cached: number of tokens of each prompt that the prefix cache supplied.
+    """
+
+    batch: Batch[TargetState]
+    tokens: list[RowOutput]
+    cached: Sequence[int]
+
+
+@dataclass(eq=False)
+class Reading:
+    """The prefill of requests, whose rows form one batch.
+
+    Attributes:
+        members: the requests, those that have waited longest.
+        canvas: of all of their rows.
+        prefill: of their prompts, by the target and, if they are long, by the drafter.
+        tokens: number of tokens of its next forward pass; 0 before the prefill has begun.
+    """
+
+    members: Sequence[Waiting]
+    canvas: Canvas
+    prefill: ChunkedPrefill[Begun]
     tokens: int = 0
 
-    def advance(self) -> tuple[TargetState, PromptOutput] | None:
+    @property
+    def parts(self) -> list[slice]:
+        """The rows of each request."""
+        ends = accumulate((len(each.call.requests) for each in self.members), initial=0)
+        return [slice(first, end) for first, end in pairwise(ends)]
+
+    def advance(self) -> Begun | None:
         """Begin the prefill, or run its next forward pass; returns its result after the last one."""
         try:
             self.tokens = next(self.prefill)
         except StopIteration as end:
-            result: tuple[TargetState, PromptOutput] = end.value
+            result: Begun = end.value
             return result
         return None
 
@@ -153,6 +196,7 @@ class RunningBatch:
         self._batch: Batch[TargetState] | None = None
         self._running: list[Running] = []
         self._waiting: list[Waiting] = []  # in the order in which they entered
+        self._reading: Reading | None = None  # of the first ones that wait
         self._handles = 0
         self._has_slots = pipe.target.has_fixed_rows
         self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
@@ -237,14 +281,13 @@ class RunningBatch:
         if call.accelerator.name != accelerator.name and call.canvas.stopping[0].lockstep is None:
             rule = "must be 'none'; the hooks of the model treat several tokens differently from a single one"
             raise InputError("accelerator", accelerator.name, rule)
-        sampler = self._on_device(call.sampler, count) if self._has_slots else call.sampler
-        self._decoder.admit(call.requests, sampler, call.canvas.stopping[0])
+        self._decoder.admit(call.requests, call.sampler, call.canvas.stopping[0])
         before, length = call.requests[0].text_before, call.canvas.prompt_lengths[0]
         running = Running(self._handles, make_output, [], before, length, [[] for _ in range(count)])
-        prefill = prefill_requests(target, self._decoder, sampler, call.requests, call.canvas)
-        new = Waiting(running, call, sampler, prefill)
+        new = Waiting(running, call)
         if at_once or target.prefill_tokens is None:
-            self._join(new, finish(prefill))
+            reading = self._begin_reading([new])
+            self._join(reading, finish(reading.prefill))
         else:
             self._waiting.append(new)
         self._handles += 1
@@ -254,28 +297,95 @@ class RunningBatch:
     def _samplers(self) -> list[RowSettings]:
         """Settings of the rows in the batch, and of those whose prefill has not ended."""
         running = [self._of_batch.sampler] if self._running else []
-        return [*running, *(each.sampler for each in self._waiting)]
+        return [*running, *(each.call.sampler for each in self._waiting)]
 
-    def _join(self, new: Waiting, prefilled: tuple[TargetState, PromptOutput]) -> None:
-        """Choose the first tokens of a request after its prefill, and add its rows to the batch."""
-        call, running = new.call, new.running
-        where = new.sampler, call.requests, call.canvas, call.random
-        graphs = self.pipe.target.graphs if self._has_slots else None
-        batch, prompts = begin(self.pipe.target, self._decoder, *where, prefilled, graphs)
-        running.cached_tokens = call.canvas.stats.cached_prompt_tokens
-        running.take(prompts.emission.tokens)
+    def _choose_members(self) -> list[Waiting]:
+        """The requests to prefill next: the one that has waited longest, and short ones behind it."""
+        first, *others = self._waiting
+        target, known, left = self.pipe.target, self._batch, self.pipe.target.prefill_tokens or 0
+        # the forward passes of further numbers of rows would be captured, and their caches kept
+        is_new_size = self._has_slots and (known is None or not self._joins_at_once)
+        if not target.reads_together or is_new_size:
+            return [first]
+        members = []
+        for each in (first, *others):
+            left -= each.length
+            if left < 0 or each.is_alone or each.call.canvas.in_step:
+                break
+            members.append(each)
+        return members or [first]
+
+    def _begin_reading(self, members: Sequence[Waiting]) -> Reading:
+        """Begin the prefill of requests, whose rows form one batch."""
+        calls = [each.call for each in members]
+        requests = [request for call in calls for request in call.requests]
+        sampler, canvas, random = calls[0].sampler, calls[0].canvas, calls[0].random
+        if len(calls) > 1:  # those of the calls stay as they are, in case that each is prefilled alone
+            ends = accumulate(len(each.requests) for each in calls)
+            for before, call in zip(ends, calls[1:], strict=False):
+                sampler = sampler.joined(call.sampler, (before, len(call.requests)))
+            ids = [row for call in calls for row in call.canvas.ids]
+            stopping = [row for call in calls for row in call.canvas.stopping]
+            stats = DecodingStats(canvas.stats.accelerator, canvas.stats.exactness, canvas.stats.keeps)
+            canvas = Canvas(ids, stopping, stats, canvas.device)
+            random = replace(random, keys=torch.cat([call.random.keys for call in calls]))
+        if self._has_slots:
+            sampler = self._on_device(sampler, len(requests))
+        prefill = self._prefill(requests, sampler, canvas, random, is_shared=len(calls) > 1)
+        return Reading(members, canvas, prefill)
+
+    def _prefill(
+        self,
+        requests: Sequence[Request],
+        sampler: RowSettings,
+        canvas: Canvas,
+        random: RandomStream,
+        is_shared: bool,
+    ) -> ChunkedPrefill[Begun]:
+        """Prefill requests, and choose their first tokens; the first arguments are those of `speculate`.
+
+        Args:
+            is_shared: whether they are several requests.
+        """
+        target = self.pipe.target
+        where = target, self._decoder, sampler, requests, canvas
+        prefilled = yield from prefill_requests(*where, is_copied=is_shared)
+        is_long = max(canvas.prompt_lengths) > (target.prefill_tokens or inf)
+        # a graph for each number of rows would cost more captures than it saves launches, and the rounds
+        # between the parts of a drafter's prefill may overwrite the results of a graph
+        graphs = target.graphs if self._has_slots and not (is_shared or is_long) else None
+        batch, prompts = begin(*where, random, prefilled, graphs)
         try:
-            self._read_rounds()
-            if not (self._joins_at_once or call.canvas.finished):
-                # the first round runs alone, after which windows can be joined
-                batch.decode_round()
-                running.take(batch.read_round().tokens)
-                batch.tighten()
-            running.rows = self._fill_slots(batch) if self._has_slots else self._append(batch)
+            if is_long:
+                yield from batch.prefill_draft()
         except BaseException:
             batch.state.close()
             raise
-        self._running.append(running)
+        return Begun(batch, prompts.emission.tokens, prefilled[1].cached)
+
+    def _join(self, reading: Reading, begun: Begun) -> None:
+        """Add the rows of requests to the batch after their prefill."""
+        canvas, (batch, first, cached) = reading.canvas, begun
+        emitted = [first]
+        try:
+            self._read_rounds()
+            if not (self._joins_at_once or canvas.finished):
+                # the first round runs alone, after which windows can be joined
+                batch.decode_round()
+                emitted.append(batch.read_round().tokens)
+                batch.tighten()
+            rows = self._fill_slots(batch) if self._has_slots else self._append(batch)
+        except BaseException:
+            batch.state.close()
+            raise
+        for each, part in zip(reading.members, reading.parts, strict=True):
+            running = each.running
+            for tokens in emitted:
+                running.take(tokens[part])
+            copies = range(0, len(cached), len(canvas.ids))  # two under guidance
+            running.cached_tokens = sum(sum(cached[copy:][part]) for copy in copies)
+            running.rows = rows[part]
+            self._running.append(running)
 
     def _prefill_some(self) -> list[RowUpdate]:
         """Prefill up to `prefill_tokens` tokens, and at least one chunk, in the order of requests.
@@ -285,26 +395,42 @@ class RunningBatch:
         """
         failed: list[RowUpdate] = []
         most = left = self.pipe.target.prefill_tokens or 0
-        while self._waiting and (left == most or self._waiting[0].tokens <= left):
-            new = self._waiting[0]
-            left -= new.tokens
+        while self._waiting:
+            if self._reading is None:
+                self._reading = self._begin_reading(self._choose_members())
+            reading = self._reading
+            if left < most and reading.tokens > left:
+                break
+            left -= reading.tokens
             try:
-                prefilled = new.advance()
-                if prefilled is not None:
-                    self._waiting.remove(new)
-                    self._join(new, prefilled)
+                begun = reading.advance()
+                if begun is not None:
+                    self._join(reading, begun)
+                    self._reading, self._waiting = None, self._waiting[len(reading.members) :]
             except Exception as error:
-                failed.append(self._drop(new, error))
+                failed += self._stop_reading(error)
             except BaseException:
                 self.close()
                 raise
         return failed
 
-    def _drop(self, waiting: Waiting, error: Exception) -> RowUpdate:
-        """Remove a request whose prefill failed."""
-        waiting.prefill.close()
-        self._waiting = [each for each in self._waiting if each is not waiting]
-        return RowUpdate(waiting.running.handle, waiting.running.fresh, error=error)
+    def _stop_reading(self, error: Exception | None = None) -> list[RowUpdate]:
+        """Stop a prefill. Its request ends if it failed; several requests wait again, each for its own.
+
+        Args:
+            error: of the prefill; None if the prefill has not failed.
+        """
+        reading, self._reading = self._reading, None
+        if reading is None:
+            return []
+        reading.prefill.close()
+        if error is None or len(reading.members) > 1:
+            for each in reading.members:
+                each.is_alone = error is not None
+            return []
+        self._waiting.remove(reading.members[0])
+        running = reading.members[0].running
+        return [RowUpdate(running.handle, running.fresh, error=error)]
 
     def _on_device(self, sampler: RowSettings, count: int) -> RowSettings:
         """Return the settings of new rows in a form that shares graphs with those of the batch."""
@@ -461,7 +587,7 @@ class RunningBatch:
                 if len(self._running) == 1 and not self._in_prefill or not before.restore():
                     self.close()
                     raise
-                ended.append(self._end_newest(error))
+                ended += self._end_newest(error)
                 continue
             except BaseException:
                 self.close()
@@ -485,14 +611,14 @@ class RunningBatch:
             batch.tighten()
 
     @property
-    def _in_prefill(self) -> list[Waiting]:
-        """Requests whose prefill has begun, and which therefore take memory."""
-        return [each for each in self._waiting if each.tokens]
+    def _in_prefill(self) -> bool:
+        """Whether a prefill has begun, and therefore takes memory."""
+        return self._reading is not None and self._reading.tokens > 0
 
-    def _end_newest(self, error: torch.OutOfMemoryError) -> RowUpdate:
+    def _end_newest(self, error: torch.OutOfMemoryError) -> list[RowUpdate]:
         """End the request that entered last and takes memory, so that the others have it."""
         if self._in_prefill:
-            return self._drop(self._in_prefill[-1], error)
+            return self._stop_reading(error)
         self._read_rounds()
         newest = self._running[-1]
         canvas = self._of_batch.canvas
@@ -502,7 +628,7 @@ class RunningBatch:
         self._remove([newest])
         if self._has_slots:
             self._resize(self._decoded)  # no free slots, whose rows take memory too
-        return RowUpdate(newest.handle, newest.fresh, newest.make_output(own), error)
+        return [RowUpdate(newest.handle, newest.fresh, newest.make_output(own), error)]
 
     def cancel(self, handle: int) -> None:
         """Cancel a request; its rows are free at once.
@@ -511,9 +637,9 @@ class RunningBatch:
             InputError: the batch has no request with this handle.
         """
         waiting = [each for each in self._waiting if each.running.handle == handle]
-        for each in waiting:
-            each.prefill.close()
-            self._waiting.remove(each)
+        if self._reading is not None and any(each in self._reading.members for each in waiting):
+            self._stop_reading()
+        self._waiting = [each for each in self._waiting if each not in waiting]
         found = [each for each in self._running if each.handle == handle]
         if not found and not waiting:
             known = self.handles or "there is none"
@@ -522,8 +648,7 @@ class RunningBatch:
 
     def close(self) -> None:
         """Cancel all requests and release the pipeline."""
-        for each in self._waiting:
-            each.prefill.close()
+        self._stop_reading()
         self._waiting = []
         self._remove(list(self._running))
         self._close_batch()

@@ -41,12 +41,15 @@ RowStates = dict[int, tuple[Tensor, Tensor]]
 class WritePlan:
     """Buffer places that the next forward pass writes, shared by all layers."""
 
-    scratch: ClassVar[frozenset[str]] = frozenset({"prefill_row", "start", "tokens", "slots", "width"})
+    scratch: ClassVar[frozenset[str]] = frozenset({
+        *("prefill_row", "start", "group", "tokens", "slots", "width")
+    })  # fmt: skip
 
     rows: int
     capacity: int  # of the buffers, in tokens
     prefill_row: int | None = None  # None in a scoring forward pass
     start: int = 0  # number of tokens of that row before those of this forward pass
+    group: tuple[Tensor, Tensor] | None = None  # rows [G] prefilled together, and places [G, n] of the tokens
     tokens: int = 0  # number n of tokens per row in this forward pass
     keeps: bool = True  # False if nothing is written
     slots: Tensor = field(  # [B * n] of new nodes
@@ -108,7 +111,7 @@ class RaggedLayer(CacheLayerMixin):
                 f"the model caches {length} states for {plan.tokens} tokens. mmspec supports models whose "
                 "prompt has one token for each image feature"
             )
-        if plan.prefill_row is not None:
+        if plan.prefill_row is not None and plan.group is None:
             row, end = plan.prefill_row, plan.start + length
             for buffer, states in ((self.keys, key_states), (self.values, value_states)):
                 buffer[row, plan.start : end] = states[0].transpose(0, 1)
@@ -119,7 +122,13 @@ class RaggedLayer(CacheLayerMixin):
         slots = plan.slots.to(key_states.device)  # a device_map may put layers on several devices
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             buffer.flatten(0, 1).index_copy_(0, slots, states.transpose(1, 2).flatten(0, 1))
-        return self._read()
+        if plan.group is None:
+            return self._read()
+        if not plan.start:
+            return key_states, value_states
+        rows = plan.group[0].to(key_states.device)
+        keys, values = (buffer[rows, : plan.width] for buffer in (self.keys, self.values))
+        return keys.transpose(1, 2), values.transpose(1, 2)
 
     def update_rotated(
         self, query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor, **how: Any
@@ -296,8 +305,38 @@ class RaggedCache(Cache, Rows):
         end = start + length
         self._reserve(end)
         self.plan.prefill_row, self.plan.start, self.plan.tokens = row, start, length
+        self.plan.group = None
         self.lengths[row] = end
         self.longest = max(self.longest, end)
+
+    def begin_prefill_rows(
+        self, rows: Sequence[int], lengths: Sequence[int], starts: Sequence[int] | None = None
+    ) -> None:
+        """Prepare the next forward pass to prefill some rows, padded on the right to the longest.
+
+        Padding is written behind the tokens of a row, where its next tokens overwrite it.
+
+        Args:
+            rows: G rows of the batch.
+            lengths: number of tokens of each.
+            starts: number of tokens of each before those; None for 0.
+        """
+        starts = [0] * len(rows) if starts is None else starts
+        if len(rows) == 1:
+            self.begin_prefill(rows[0], lengths[0], starts[0])
+            return
+        plan, tokens = self.plan, max(lengths)
+        ends = [start + length for start, length in zip(starts, lengths, strict=True)]
+        self._reserve(max(starts) + tokens)
+        plan.prefill_row, plan.start, plan.tokens = rows[0], max(starts), tokens
+        plan.width = max(starts) + tokens
+        numbers = torch.tensor([[*rows], [*starts], ends], device=self.lengths.device)
+        index, before, after = numbers.unbind()
+        places = before[:, None] + torch.arange(tokens, device=index.device)
+        plan.group = index, places
+        plan.slots = (index[:, None] * plan.capacity + places).flatten()
+        self.lengths.index_copy_(0, index, after)
+        self.longest = max(self.longest, *ends)
 
     def begin_reading(self) -> None:
         """Prepare all following forward passes to read whole sequences without caching them."""
@@ -478,7 +517,7 @@ class RaggedCache(Cache, Rows):
         self._settle()
         self._reserve(self.longest + extent)
         plan = self.plan
-        plan.prefill_row, plan.tokens = None, slots.shape[1]
+        plan.prefill_row, plan.group, plan.tokens = None, None, slots.shape[1]
         width = plan.capacity if plan.reads_all else mask_width(self.longest + extent, self.lengths.device)
         plan.width = min(width, plan.capacity)
         firsts = torch.arange(plan.rows, device=slots.device) * plan.capacity + self.lengths
@@ -540,20 +579,33 @@ class RaggedCache(Cache, Rows):
         """Number of newest tokens that a token attends to in layers of a kind; None for all."""
         return self.sliding_window if kind == "sliding_attention" else None
 
-    def chunk_mask(self, dtype: torch.dtype | None) -> Tensor | dict[str, Tensor | None] | None:
-        """Attention mask of a chunk of a prompt, prepared by `begin_prefill`; see `attention_mask`.
+    def chunk_mask(
+        self, dtype: torch.dtype | None, images: Tensor | None = None
+    ) -> Tensor | dict[str, Tensor | None] | None:
+        """Attention mask of chunks of prompts that a forward pass prefills; see `attention_mask`.
+
+        Args:
+            dtype: of an additive mask; None for a boolean one.
+            images: [G, n] number of the image whose tokens attend to one another; -1 for other tokens.
 
         Returns:
-            [1, 1, n, m] for n tokens and the m keys that `update` returns: all keys of the row, or in layers
-            with a sliding window those of at most window - 1 + n tokens.
+            [G, 1, n, m] for n tokens of each of G prompts and the m keys that `update` returns: all keys of
+            the rows, or for one prompt in layers with a sliding window those of at most window - 1 + n
+            tokens.
         """
-        start, end = self.plan.start, self.plan.start + self.plan.tokens
-        query = torch.arange(start, end, device=self.lengths.device)[:, None]
+        start, end, group = self.plan.start, self.plan.start + self.plan.tokens, self.plan.group
+        places = torch.arange(start, end, device=self.lengths.device)[None] if group is None else group[1]
+        query = places[:, None, :, None]
         masks: dict[str, Tensor | None] = dict.fromkeys(self.layer_types)
         for kind in MASKABLE_LAYERS & masks.keys():
             window = self.window_of(kind)
-            key = torch.arange(first_seen(start, window), end, device=query.device)
-            seen = (key <= query if window is None else (key <= query) & (query - key < window))[None, None]
+            first = first_seen(start, window) if group is None else 0
+            key = torch.arange(first, end, device=query.device)
+            seen = key <= query
+            if images is not None:
+                own = images.new_full((len(images), len(key)), -1).scatter_(1, places - first, images)
+                seen = seen | ((images[:, :, None] == own[:, None]) & (images[:, :, None] >= 0))[:, None]
+            seen = seen if window is None else seen & (query - key < window)
             masks[kind] = seen if dtype is None else additive_mask(seen, dtype)
         return masks if len(masks) > 1 else masks[self.layer_types[0]]
 

@@ -161,10 +161,15 @@ class Canvas(Rows):
     )
 
     def __init__(
-        self, prompts: Sequence[list[int]], stopping: Stopping, stats: DecodingStats, device: torch.device
+        self,
+        prompts: Sequence[list[int]],
+        stopping: Stopping | Sequence[Stopping],
+        stats: DecodingStats,
+        device: torch.device,
     ) -> None:
         rows = len(prompts)
-        self.stopping, self.stats, self.device = [stopping] * rows, stats, device
+        self.stopping = [stopping] * rows if isinstance(stopping, Stopping) else list(stopping)
+        self.stats, self.device = stats, device
         self.ids = [list(prompt) for prompt in prompts]
         self.prompt_lengths = [len(prompt) for prompt in prompts]
         self.drafted: list[list[bool]] = [[] for _ in prompts]
@@ -183,10 +188,14 @@ class Canvas(Rows):
         self.emitted = torch.zeros(rows, dtype=torch.long, device=device)
         self._unread: deque[Report] = deque()
         self._begun = False  # the first commit holds the prefill's tokens, without a scoring forward pass
-        ends = sorted(stopping.end_token_ids)
-        ends += [NO_TOKEN] * (least_ends - len(ends))
-        self._ends = torch.tensor([ends] * rows, dtype=torch.long, device=device).reshape(rows, len(ends))
-        self._limits = torch.full((rows, 1), stopping.max_new_tokens, device=device)
+        ends = [sorted(each.end_token_ids) for each in self.stopping]
+        most = max([least_ends, *map(len, ends)])
+        limits = [each.max_new_tokens for each in self.stopping]
+        told = [
+            [limit, *own, *[NO_TOKEN] * (most - len(own))] for limit, own in zip(limits, ends, strict=True)
+        ]
+        numbers = torch.tensor(told, dtype=torch.long, device=device).reshape(rows, 1 + most)  # in one copy
+        self._limits, self._ends = numbers[:, :1], numbers[:, 1:]
         stats.new_tokens, stats.rounds, stats.drafted_rounds = [0] * rows, [0] * rows, [0] * rows
         stats.drafted, stats.accepted = [0] * rows, [0] * rows
         stats.accepted_histograms = [Counter() for _ in prompts]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas, Emission, Stopping
-from mmspec.core.chunked_prefill import ChunkedPrefill
+from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.distributions import AnyDistribution, Categorical, Distribution
 from mmspec.core.draft import Draft, DraftKind, Tree
 from mmspec.core.image_grid import ImageGrid, Layout
@@ -92,20 +92,25 @@ class PromptOutput(Rows):
         logits: [B, 1, V] after each prompt; [2B, 1, V] under guidance; [.., 0, V] for a model that predicts
             nothing from a prompt alone.
         taps: layer index -> B hidden states [1, L_b, d], one per prompt.
-        cached_tokens: number of tokens of all prompts that the prefix cache supplied.
+        cached: number of tokens of each prompt that the prefix cache supplied; empty if none has any.
         forwards: forward passes of each row, the chunks of a prompt counted as one; 0 if the prompts are
             processed with every draft instead.
         cache: the target's KV cache, for drafters that read it; None if the target has none, or after rows
             have moved.
     """
 
-    row_fields = named("logits", "taps")
+    row_fields = named("logits", "taps", "cached")
 
     logits: Tensor
     taps: dict[int, list[Tensor]] = field(default_factory=dict)
-    cached_tokens: int = 0
+    cached: Sequence[int] = ()
     forwards: int = 1
     cache: RaggedCache | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        """Number of tokens of all prompts that the prefix cache supplied."""
+        return sum(self.cached)
 
     def _with_rows(self, changed: Keywords) -> Self:
         return super()._with_rows({**changed, "cache": None})
@@ -210,11 +215,19 @@ class Target(ABC, Generic[State]):
         """
 
     def chunked_prefill(
-        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        capacity: int,
+        taps: Sequence[int] = (),
+        is_copied: bool = False,
     ) -> ChunkedPrefill[tuple[State, PromptOutput]]:
         """Prefill prompts, with a pause before each forward pass, in which other batches can be decoded.
 
-        The arguments and the result are those of `prefill`. By default there is one pause, for all prompts.
+        The other arguments and the result are those of `prefill`. By default there is one pause, for all
+        prompts.
+
+        Args:
+            is_copied: whether the rows are copied to another batch, so that no graph reads their cache.
         """
         yield sum(prompt["input_ids"].shape[1] for prompt in prompts)
         return self.prefill(prompts, capacity, taps)
@@ -227,6 +240,11 @@ class Target(ABC, Generic[State]):
     def graphs(self) -> RoundGraphs | None:
         """CUDA graphs of whole rounds; None to launch each operation."""
         return None
+
+    @property
+    def reads_together(self) -> bool:
+        """Whether `chunked_prefill` reads several short prompts in one forward pass."""
+        return False
 
     @property
     def has_fixed_rows(self) -> bool:
@@ -399,8 +417,12 @@ class DraftSession(Rows, ABC):
         return None
 
     def prepare(self) -> None:
-        """Run a prefill that was deferred until the first draft. Optional."""
-        return None
+        """Run a prefill that was deferred until the first draft."""
+        finish(self.deferred_prefill())
+
+    def deferred_prefill(self) -> ChunkedPrefill[None]:
+        """The prefill that `prepare` runs, with a pause before each forward pass. Optional."""
+        yield from ()
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         """Limit the size of the next draft. Optional: a hint that saves time.

@@ -186,6 +186,16 @@ class Batch(Rows, Generic[State]):
         self.state.tighten(bounds)
         self.session.tighten(bounds)
 
+    def prefill_draft(self) -> ChunkedPrefill[None]:
+        """Run the drafter's own prefill now, with a pause before each forward pass."""
+        with closing(self.session.deferred_prefill()) as prefill:
+            while True:
+                with self.computing():
+                    tokens = next(prefill, None)
+                if tokens is None:
+                    return
+                yield tokens
+
     def use_few_sizes(self) -> None:
         """Prepare the state for graphs, of which each kind and size of state has its own."""
         use_few_sizes(self.canvas, self.decoder, self.sampler)
@@ -250,10 +260,11 @@ def prefill_requests(
     sampler: RowSettings,
     requests: Sequence[Request],
     canvas: Canvas,
+    is_copied: bool = False,
 ) -> ChunkedPrefill[tuple[State, PromptOutput]]:
     """Prefill a batch of requests, with pauses; see `Target.chunked_prefill`.
 
-    The arguments are those of `speculate`.
+    The other arguments are those of `speculate`.
 
     Returns:
         The state and the prefill, as `begin` takes them.
@@ -263,9 +274,10 @@ def prefill_requests(
     nodes = decoder.max_nodes + (MOST_CERTAIN if sampler.grammars else 0)
     longest = max(map(len, canvas.ids))
     capacity = min(longest + most + nodes, round_up(longest + 2 * nodes, PREALLOCATED_TOKENS))
+    capacity = longest + nodes if is_copied else capacity
     computing = target.computing(*decoder.modules)
     prompts = list_prompts(requests, sampler)
-    with closing(target.chunked_prefill(prompts, capacity, decoder.taps)) as prefill:
+    with closing(target.chunked_prefill(prompts, capacity, decoder.taps, is_copied)) as prefill:
         while True:
             started, timer = perf_counter(), Timer(stats, target.device)
             with computing(), timer:

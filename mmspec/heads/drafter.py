@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
+from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.indexing import pick, put, take
@@ -26,7 +29,8 @@ from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets import AnyTarget
-from mmspec.targets.causal import CacheState, CausalTarget
+from mmspec.targets.batches import group_by_length
+from mmspec.targets.causal import CacheState, CausalTarget, to_device
 from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
 from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS
@@ -39,7 +43,11 @@ __all__ = [
     "NEWEST",
     "StateSession",
     "TrainedDrafter",
+    "ordered",
+    "padded",
 ]
+
+T = TypeVar("T")
 
 EVERYWHERE, NEWEST = slice(None), slice(-1, None)
 
@@ -293,11 +301,11 @@ class CachingSession(HeadSession):
         self.unread: PromptBatch | None = batch
         self.has_read = False
 
-    def prepare(self) -> None:
+    def deferred_prefill(self) -> ChunkedPrefill[None]:
         self._append_later()
         if self.unread is not None:
             batch, self.unread = self.unread, None
-            self._read_prompts(batch)
+            yield from self._read_prompts(batch)
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         self._append_later()
@@ -320,8 +328,43 @@ class CachingSession(HeadSession):
             other.prepare()
 
     @abstractmethod
-    def _read_prompts(self, batch: PromptBatch) -> None:
-        """Read the R prompts of a batch into a cache, one at a time as the target does, and set `state`."""
+    def _read_prompts(self, batch: PromptBatch) -> ChunkedPrefill[None]:
+        """Read the R prompts of a batch into a cache, as the target does, and set `state`."""
+
+    def _parts(self, rows: Sequence[int], lengths: Sequence[int], cache: RaggedCache) -> Iterator[slice]:
+        """Prepare the cache for each forward pass over some prompts; yields the places that it reads.
+
+        Args:
+            rows: of the batch.
+            lengths: of their prompts.
+            cache: of the head.
+        """
+        most = max(lengths)
+        size = (self.target.prefill_tokens or most) if len(rows) == 1 else most
+        for start in range(0, most, max(size, 1)):
+            end = min(start + size, most)
+            cache.begin_prefill_rows(rows, [end - start] if len(rows) == 1 else lengths, [start] * len(rows))
+            yield slice(start, end)
+
+    def _weigh(self, tokens: int, cache: RaggedCache) -> int:
+        """Number of tokens whose prefill by the target takes as long as that of some by the head."""
+        layers: int = self.target.config.get_text_config(decoder=True).num_hidden_layers
+        return -(-tokens * len(cache.layers) // layers)
+
+    def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Group prompts of these lengths that are read in one forward pass, as the target's prefill does."""
+        return group_by_length(lengths, most=self.target.prefill_tokens or 0)
+
+    def _positions(self, prompts: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, list[int]]:
+        """Positions of prompts in the target, [G, L] or [3, G, L], and their offsets after each."""
+        device = self.target.device
+        found, offsets = zip(
+            *(self.target.positions(to_device(each, device)) for each in prompts), strict=True
+        )
+        axes = max((each.shape[:-2] for each in found), key=len)  # text in an M-RoPE model may have one
+        longest = max(each.shape[-1] for each in found)
+        padded = [pad(each, (0, longest - each.shape[-1])).expand(*axes, 1, -1) for each in found]
+        return torch.cat(padded, -2), list(offsets)
 
     def _known(self, batch: PromptBatch, places: slice = EVERYWHERE) -> list[Tensor]:
         """Features of the R prompts at these places, [1, L_r, d] each; by default at all of them."""
@@ -391,3 +434,14 @@ class LevelDrafter(HeadDrafter):
     @property
     def deepest(self) -> tuple[int, str]:
         return self.model.config.num_heads, "the number of heads"
+
+
+def padded(states: Sequence[Tensor]) -> Tensor:
+    """Join states [1, L, d] of prompts to [G, L, d], padded on the right."""
+    return states[0] if len(states) == 1 else pad_sequence([each[0] for each in states], batch_first=True)
+
+
+def ordered(groups: Sequence[Sequence[int]], values: Sequence[Iterable[T]]) -> list[T]:
+    """Order the values of all groups by their rows."""
+    pairs = (pair for rows, own in zip(groups, values, strict=True) for pair in zip(rows, own, strict=True))
+    return [value for _, value in sorted(pairs, key=lambda pair: pair[0])]

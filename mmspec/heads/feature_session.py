@@ -6,7 +6,7 @@ a session that drafts with its head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -15,18 +15,19 @@ from torch.nn.functional import pad
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
 from mmspec.core.graphs import has_graphs
 from mmspec.core.image_grid import Grammar, exclude
 from mmspec.core.indexing import pick, take
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
-from mmspec.heads.drafter import NEWEST, CachingSession, Committed, HeadDrafter
+from mmspec.heads.drafter import NEWEST, CachingSession, Committed, HeadDrafter, ordered, padded
 from mmspec.heads.model import EMBEDDINGS, FeatureHead, Prompts
 from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
-from mmspec.targets.causal import CacheState, to_device
+from mmspec.targets.causal import CacheState
 from mmspec.targets.steps import CapturedForward, CompiledForward
-from mmspec.visual_tokens.spans import find_images
+from mmspec.visual_tokens.spans import ImageSpan, find_images
 from mmspec.visual_tokens.splice import PromptRows
 
 __all__ = ["FeatureDrafter", "FeatureSession", "GrownTreeDrafter", "GrownTreeSession"]
@@ -88,40 +89,61 @@ class FeatureSession(CachingSession):
         # features are of the token before
         self.tokens = pad(self.tokens, (0, places.shape[1] + 1)).scatter(1, places - 1, tokens)
 
-    def _read_prompts(self, batch: PromptBatch) -> None:
-        prompts, embeddings, device = batch.prompts, batch.prefill.taps[EMBEDDINGS], self.target.device
-        known = zip(prompts, embeddings, self._known(batch), strict=True)
-        read = [self._prompt_rows(*each) for each in known]
-        lengths = [made.lengths[0] + 1 for made in read]  # with the newest token, whose row follows
+    def _read_prompts(self, batch: PromptBatch) -> ChunkedPrefill[None]:
+        prompts, device = batch.prompts, self.target.device
+        groups = self._groups([each.shape[1] for each in batch.prefill.taps[EMBEDDINGS]])
+        read = [self._prompt_rows(batch, rows) for rows in groups]
+        counts = ordered(groups, [made.lengths for made in read])
+        lengths = [count + 1 for count in counts]  # with the newest token, whose row follows
         capacity = max(lengths) + 2 * self.shape.num_draft_tokens
         caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else RaggedCache
         cache = caches(self.head.decoder.config, len(prompts), capacity, device)
         cache.plan.reads_all = attends_by_kernel(self.head.decoder, self.plain, device)
         offsets = []
-        for row, (prompt, made) in enumerate(zip(prompts, read, strict=True)):
-            count = made.lengths[0]
-            positions, offset = torch.arange(count, device=device)[None], 0
+        for rows, made in zip(groups, read, strict=True):
+            own = [prompts[row] for row in rows]
+            positions = torch.arange(made.rows.shape[1], device=device).expand(len(rows), -1)
+            beyond = [0] * len(rows)
             if (lag := self.head.position_lag) is not None:
-                places, beyond = self.target.positions(to_device(prompt, device))
+                whole = [prompt["input_ids"].shape[1] for prompt in own]
+                places, beyond = self._positions(own)
                 if self.head.one_axis:
-                    places, beyond = torch.arange(places.shape[-1], device=device)[None], 0
-                positions, offset = places[..., made.slot[0] - lag], beyond + places.shape[-1] - count - lag
-            offsets.append(offset)
-            if count:
-                cache.begin_prefill(row, count)
-                self.head(made.rows, positions, cache=cache)
+                    places = torch.arange(places.shape[-1], device=device).expand(len(rows), -1)
+                    beyond = [0] * len(rows)
+                index = (made.slot - lag).clamp_min(0)
+                positions = places.gather(-1, index.expand(*places.shape[:-1], -1))
+                counted = zip(beyond, whole, made.lengths, strict=True)
+                beyond = [offset + length - count - lag for offset, length, count in counted]
+            offsets.append(beyond)
+            for part in self._parts(rows, made.lengths, cache):
+                yield self._weigh(len(rows) * (part.stop - part.start), cache)
+                mask = cache.chunk_mask(self.additive) if part.start else None
+                self.head(made.rows[:, part], positions[..., part], mask, cache=cache)
         summaries = [made.summary for made in read if made.summary is not None]
-        self.summary = torch.cat(summaries) if summaries else None
-        self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)
+        self.summary = torch.stack(ordered(groups, summaries)) if summaries else None
+        self.state = CacheState(cache, torch.tensor(ordered(groups, offsets), device=device), lengths)
         if isinstance(self.steps, CapturedForward):
             self.steps.caches.lend(cache, self.state)
 
-    def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
-        """Return the rows of one prompt [1, L, d]."""
-        length = features.shape[1]
-        spans = [find_images(self.target.config, prompt)]
-        question = torch.tensor([length - 1], device=features.device)
-        return self.head.read_prompts(Prompts(embeddings, features, [length], spans, question))
+    def _prompt_rows(self, batch: PromptBatch, rows: Sequence[int]) -> PromptRows:
+        """Return the rows [G, L, d] of some prompts of a batch."""
+        prompts = [batch.prompts[row] for row in rows]
+        taps = {tap: padded([states[row] for row in rows]) for tap, states in batch.prefill.taps.items()}
+        features = self.head.join([taps[tap] for tap in self.head.taps])
+        lengths = [prompt["input_ids"].shape[1] for prompt in prompts]
+        spans = [find_images(self.target.config, prompt) for prompt in prompts]
+        questions = torch.tensor(lengths, device=features.device) - 1
+        embeddings = self._embedded(prompts, spans, taps[EMBEDDINGS])
+        return self.head.read_prompts(Prompts(embeddings, features, lengths, spans, questions))
+
+    def _embedded(
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        spans: Sequence[Sequence[ImageSpan]],
+        embeddings: Tensor,
+    ) -> Tensor:
+        """The head's inputs [G, L, d] for the tokens of prompts, given those of the target."""
+        return embeddings
 
     def _read_committed(self, canvas: Canvas) -> Tensor:
         """Read the newly committed tokens, the root included; return the head's state there, [R, d]."""

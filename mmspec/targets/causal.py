@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
@@ -28,15 +29,16 @@ from mmspec.models.weights import execution_device, is_offloaded, is_plain_linea
 from mmspec.open_types import Inputs, Keywords
 from mmspec.targets.admission import check_model, decoder_of, takes
 from mmspec.targets.attention import attends_by_kernel, attends_plainly, attention_on_tree, mask_dtype
-from mmspec.targets.batches import batches, join
+from mmspec.targets.batches import SHORT_SHARE, batches, join
 from mmspec.targets.fused import find_fused, fused
 from mmspec.targets.hooks import hooks_of_users, treats_alike
+from mmspec.targets.media_items import MediaItem
 from mmspec.targets.memory import check_draft, measure_states
 from mmspec.targets.merged import merge_projections
 from mmspec.targets.mixers import closed_form, find_mixers, mixers_in_turn, mixers_on_tree
 from mmspec.targets.model_state import computation_of, state_of
 from mmspec.targets.model_target import ModelTarget
-from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify, part_of
+from mmspec.targets.prefix import TYPES, PrefixCache, PromptIdentity, identify, part_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.targets.thinned import reading_only
@@ -122,11 +124,55 @@ class CausalState(CacheState):
         self.hidden.close()
 
 
+@dataclass(eq=False)
+class Reading:
+    """A prompt that is prefilled.
+
+    Attributes:
+        row: of the batch.
+        inputs: the model's arguments.
+        length: number of tokens, of `places` alone if there are some.
+        prompt: its identity; None if it is prefilled in one forward pass.
+        places: of the prompt, [K]; None for all.
+        size: largest number of tokens of a chunk.
+        start: number of tokens that have been prefilled, or that the prefix cache supplied.
+        cached: number of those that the prefix cache supplied.
+        taps: hidden states of these tokens, one dict for each part of the prompt.
+        logits: [1, V] after the last part.
+    """
+
+    row: int
+    inputs: Keywords
+    length: int
+    prompt: PromptIdentity | None
+    places: Tensor | None
+    size: int
+    start: int = 0
+    cached: int = 0
+    taps: list[dict[int, Tensor]] = field(default_factory=list)
+    logits: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.float32, device="cpu"))
+
+    @property
+    def left(self) -> int:
+        """Number of tokens that have not been prefilled."""
+        return self.length - self.start
+
+    def part(self, end: int) -> Keywords:
+        """The model's arguments for the next tokens, up to `end`."""
+        return self.inputs if self.prompt is None else part_of(self.inputs, self.prompt, self.start, end)
+
+    def images(self, end: int) -> list[tuple[MediaItem, Keywords]]:
+        """Images and clips of these tokens, with the arguments of the whole prompt."""
+        items = () if self.prompt is None else self.prompt.items
+        return [(item, self.inputs) for item in items if self.start <= item.start < end]
+
+
 class CausalTarget(ModelTarget[AnyState]):
     """Adapter from a transformers model to the `Target` interface.
 
     Prompts are prefilled one row at a time and never padded, so that a row of a batch is computed as it is
-    alone. Decoding rounds, and `read`, which is for training, run all rows at once.
+    alone, unless `prefill_tokens` is set: short ones then share forward passes. Decoding rounds, and `read`,
+    which is for training, run all rows at once.
 
     Args:
         model: a loaded decoder-only model with an LM head, on its device, in eval mode.
@@ -134,8 +180,8 @@ class CausalTarget(ModelTarget[AnyState]):
     Attributes:
         vocabulary, device, grid, codebook, vector_size: see `Target`.
         prefix_cache: prefix cache of all batches; None, the default, for no cache.
-        prefill_tokens: largest number of prompt tokens of a forward pass; None, the default, for no limit.
-            An image with more tokens, and a prompt that `can_split` excludes, exceed it.
+        prefill_tokens: largest number of prompt tokens of a forward pass; None, the default, for one forward
+            pass for each prompt. A longer image exceeds it, and a prompt that `can_split` excludes.
 
     Raises:
         UnsupportedModelError: the model cannot be decoded speculatively; the message gives the reason.
@@ -212,12 +258,29 @@ class CausalTarget(ModelTarget[AnyState]):
         return finish(self._chunked_prefill(prompts, places, capacity, taps))
 
     def chunked_prefill(
-        self, prompts: Sequence[Mapping[str, Tensor]], capacity: int, taps: Sequence[int] = ()
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        capacity: int,
+        taps: Sequence[int] = (),
+        is_copied: bool = False,
     ) -> ChunkedPrefill[tuple[AnyState, PromptOutput]]:
-        is_replaced = getattr(self.prefill, "__func__", None) is not CausalTarget.prefill
-        if is_replaced or self.prefill_tokens is None:
+        if self._is_replaced or self.prefill_tokens is None:
             return (yield from super().chunked_prefill(prompts, capacity, taps))
-        return (yield from self._chunked_prefill(prompts, [None] * len(prompts), capacity, taps))
+        return (yield from self._chunked_prefill(prompts, [None] * len(prompts), capacity, taps, is_copied))
+
+    @property
+    def _is_replaced(self) -> bool:
+        return getattr(self.prefill, "__func__", None) is not CausalTarget.prefill
+
+    @property
+    def reads_together(self) -> bool:
+        splits = self.prefill_tokens is not None and not self._is_replaced
+        return splits and self._can_pad and not hooks_of_users(self.model)  # see `_chunk_size`
+
+    @functools.cached_property
+    def _can_pad(self) -> bool:
+        """Whether padding behind a prompt changes nothing: there are no recurrent layers, and no encoder."""
+        return self.cache_class is RaggedCache and not find_mixers(self.model)
 
     @functools.cached_property
     def can_split(self) -> bool:
@@ -233,12 +296,14 @@ class CausalTarget(ModelTarget[AnyState]):
         places: Sequence[Tensor | None],
         capacity: int,
         taps: Sequence[int],
+        is_copied: bool = False,
     ) -> ChunkedPrefill[tuple[CausalState, PromptOutput]]:
-        """Prefill the prompts in chunks of up to `prefill_tokens`; see `prefill_part`."""
+        """Prefill the prompts in forward passes of up to `prefill_tokens` tokens; see `prefill_part`."""
         whole = [prompt["input_ids"].shape[1] for prompt in prompts]
         lengths = [all if part is None else len(part) for all, part in zip(whole, places, strict=True)]
-        caches = self.steps.caches.take if isinstance(self.steps, CapturedForward) else self.cache_class
-        cache = caches(self.config, len(prompts), capacity, self.device)
+        pool = self.steps.caches if isinstance(self.steps, CapturedForward) and not is_copied else None
+        take = self.cache_class if pool is None else pool.take
+        cache = take(self.config, len(prompts), capacity, self.device)
         cache.plan.reads_all = attends_by_kernel(self._decoder, self._plain, self.device)
         if cache.plan.reads_all:
             merge_projections(each.module for each in self._fused)
@@ -257,9 +322,10 @@ class CausalTarget(ModelTarget[AnyState]):
             queries=torch.empty(0, 0, dtype=torch.float32, device=self.device),
             starts=torch.tensor(lengths, device=self.device),
         )
-        if isinstance(self.steps, CapturedForward):
-            self.steps.caches.lend(cache, state)
-        logits, tapped, cached_tokens, offsets = [], [], 0, []
+        if pool is not None:
+            pool.lend(cache, state)
+        memory, joins = None if model_state is None else self.prefix_cache, self.reads_together
+        readings, offsets, waiting = list[Reading](), list[int](), list[Reading]()
         try:
             for row, prompt in enumerate(prompts):
                 inputs, offset = self.arguments(prompt)
@@ -272,19 +338,28 @@ class CausalTarget(ModelTarget[AnyState]):
                     identity = self._identify(prompt, inputs, offset, model_state or 0)
                 if keeps_replies:
                     state.prompts.append(None if model_state is None else identity)
-                memory = None if model_state is None else self.prefix_cache
-                how = taps, identity, memory, places[row], size
-                last, hidden, known = yield from self._read_prompt(inputs, state, row, *how)
-                logits.append(last)
-                tapped.append(hidden)
-                cached_tokens += known
+                new = Reading(row, inputs, lengths[row], identity, places[row], size)
+                readings.append(new)
+                if memory is not None and identity is not None:
+                    others = [each.prompt for each in waiting if each.prompt is not None]
+                    if memory.is_worth_waiting(identity, others):
+                        yield from self._read_together(waiting, state, taps, memory)
+                        waiting = []
+                    self._load_prefix(new, state.cache, taps, memory)
+                if joins and new.places is None and new.left <= (self.prefill_tokens or 0):
+                    waiting.append(new)
+                    continue
+                for end in [new.length] if identity is None else identity.chunks(new.start, size):
+                    yield from self._read_parts([new], [end], state, taps, memory)
+            yield from self._read_together(waiting, state, taps, memory)
         except BaseException:
             state.close()
             raise
         state.offset = torch.tensor(offsets, device=self.device)
-        rows = {tap: [hidden[tap] for hidden in tapped] for tap in taps}
-        ends = logits[0] if len(logits) == 1 else torch.cat(logits)
-        return state, PromptOutput(ends, rows, cached_tokens, cache=cache)
+        hidden = {tap: [joined([part[tap] for part in each.taps]) for each in readings] for tap in taps}
+        ends = [each.logits for each in readings]
+        logits = (ends[0] if len(ends) == 1 else torch.cat(ends))[:, None]
+        return state, PromptOutput(logits, hidden, [each.cached for each in readings], cache=cache)
 
     def extended(self, state: CausalState, kind: type[S], **fields: Any) -> S:
         """Return a state with further fields, of a class that has them; it replaces the given state."""
@@ -376,71 +451,95 @@ class CausalTarget(ModelTarget[AnyState]):
             return None  # its prefix has other rotary frequencies than that of a shorter prompt
         return identify(self.model, inputs, model_state, offset, prompt)
 
-    def _read_prompt(
+    def _load_prefix(
+        self, reading: Reading, cache: RaggedCache, taps: Sequence[int], memory: PrefixCache
+    ) -> None:
+        """Load the longest prefix of a prompt that the prefix cache holds."""
+        known = None if reading.prompt is None else memory.find(reading.prompt, taps, bool(cache.recurrent))
+        if known is None:
+            return
+        reading.start = reading.cached = known.length
+        reading.taps.append(known.taps)
+        cache.begin_prefill(reading.row, known.length)
+        cache.load(known.states)
+        for layer, before in zip(cache.recurrent, known.recurrent, strict=True):
+            layer.load(reading.row, before)
+
+    def _read_together(
+        self, readings: Sequence[Reading], state: CausalState, taps: Sequence[int], memory: PrefixCache | None
+    ) -> ChunkedPrefill[None]:
+        """Prefill the rest of short prompts, several in one forward pass."""
+        rows = [each.part(each.length) for each in readings]
+        for together in batches(self.model, rows, SHORT_SHARE, self.prefill_tokens or 0):
+            group = [readings[index] for index in together]
+            yield from self._read_parts(group, [each.length for each in group], state, taps, memory)
+
+    def _read_parts(
         self,
-        inputs: Keywords,
+        readings: Sequence[Reading],
+        ends: Sequence[int],
         state: CausalState,
-        row: int,
         taps: Sequence[int],
-        prompt: PromptIdentity | None,
         memory: PrefixCache | None,
-        places: Tensor | None,
-        size: int,
-    ) -> ChunkedPrefill[tuple[Tensor, dict[int, Tensor], int]]:
-        """Prefill the prompt of one row, except for its cached prefix and with its cached images.
+    ) -> ChunkedPrefill[None]:
+        """Prefill the next tokens of prompts in one forward pass, with their cached images.
+
+        Args:
+            readings: the prompts; one alone if it is not prefilled to its end.
+            ends: where the tokens of each end.
+            state: of the batch.
+            taps: see `prefill`.
+            memory: prefix cache; None for none.
+        """
+        cache, first = state.cache, readings[0]
+        rows, starts = [each.row for each in readings], [each.start for each in readings]
+        counts = [end - start for start, end in zip(starts, ends, strict=True)]
+        yield len(rows) * max(counts)
+        parts = list(zip(readings, ends, strict=True))
+        inputs = join([each.part(end) for each, end in parts])
+        if memory is not None and first.prompt is not None:
+            images = [image for each, end in parts for image in each.images(end)]
+            inputs = memory.images.with_encoded(self.model, inputs, images, first.prompt.state)
+        cache.begin_prefill_rows(rows, counts, starts)
+        state.hidden.begin()
+        with turned(self._changing), reading_only(self._decoder, first.places):
+            logits = self._read_chunk(inputs, cache, rows[0], counts, whole=bool(taps))
+        hidden = state.hidden.take()
+        for index, (each, count) in enumerate(zip(readings, counts, strict=True)):
+            each.start, each.logits = each.start + count, logits[index : index + 1]
+            each.taps.append({tap: hidden[tap][index : index + 1, :count] for tap in taps})
+            if memory is not None and each.prompt is not None and not each.left:
+                tapped = {tap: joined([part[tap] for part in each.taps]) for tap in taps}
+                recurrent = [layer.row_states(each.row) for layer in cache.recurrent]
+                memory.keep(each.prompt, cache.row_states(each.row, each.length), tapped, recurrent)
+
+    def _read_chunk(
+        self, inputs: Keywords, cache: RaggedCache, row: int, counts: Sequence[int], whole: bool
+    ) -> Tensor:
+        """Prefill the tokens that `begin_prefill_rows` prepared.
 
         Args:
             inputs: the model's arguments.
-            state: of the batch.
-            row: of the batch.
-            taps: see `prefill`.
-            prompt: its identity; None to prefill it in one forward pass.
-            memory: prefix cache; None for none.
-            places: of the prompt, [K]; None for all.
-            size: largest number of tokens of a chunk.
+            cache: of the batch.
+            row: of the batch, the first one.
+            counts: number of tokens of each row.
+            whole: see `forward`.
 
         Returns:
-            Logits [1, 1, V] after the prompt, its hidden states [1, L, d] by tap, and the number of cached
-            tokens.
+            Logits [G, V] after the last token of each row.
         """
-        cache, length = state.cache, state.prompt_lengths[row]
-        known = None
-        if memory is not None and prompt is not None:
-            known = memory.find(prompt, taps, bool(cache.recurrent))
-        start = 0 if known is None else known.length
-        read = [] if known is None else [known.taps]
-        if known is not None:
-            cache.begin_prefill(row, start)
-            cache.load(known.states)
-            for layer, before in zip(cache.recurrent, known.recurrent, strict=True):
-                layer.load(row, before)
-        for end in [length] if prompt is None else prompt.chunks(start, size):
-            yield end - start
-            chunk = inputs
-            if prompt is not None:
-                chunk = dict(part_of(inputs, prompt, start, end))
-                items = [item for item in prompt.items if start <= item.start < end]
-                if memory is not None:
-                    chunk = memory.images.with_encoded(self.model, chunk, items, inputs, prompt.state)
-            cache.begin_prefill(row, end - start, start)
-            state.hidden.begin()
-            with turned(self._changing), reading_only(self._decoder, places):
-                logits = self._read_chunk(chunk, cache, row, whole=bool(taps))
-            read.append(state.hidden.take())
-            start = end
-        hidden = {tap: joined([states[tap] for states in read]) for tap in taps}
-        if memory is not None and prompt is not None:
-            attended = cache.row_states(row, length)
-            memory.keep(prompt, attended, hidden, [layer.row_states(row) for layer in cache.recurrent])
-        return logits, hidden, 0 if known is None else known.length
-
-    def _read_chunk(self, inputs: Keywords, cache: RaggedCache, row: int, whole: bool) -> Tensor:
-        """Prefill the tokens that `begin_prefill` prepared. Returns the logits [1, 1, V] after them."""
+        last = sorted(set(counts))
+        if len(counts) > 1:
+            inputs = {**inputs, "logits_to_keep": torch.tensor(last, device=self.device) - 1}
         if not cache.plan.start:  # plain causal attention is faster than a mask
-            return self.forward(inputs, cache, keep=1, whole=whole)
-        mask = cache.chunk_mask(mask_dtype(self._decoder))
-        with cache.recurrent_from(row), mixers_in_turn(self.model):
-            return self.forward({**inputs, "attention_mask": mask}, cache, keep=1, whole=whole)
+            logits = self.forward(inputs, cache, keep=len(last), whole=whole)
+        else:
+            mask = cache.chunk_mask(mask_dtype(self._decoder), image_of(inputs.get(TYPES)))
+            with cache.recurrent_from(row), mixers_in_turn(self.model):
+                logits = self.forward({**inputs, "attention_mask": mask}, cache, keep=len(last), whole=whole)
+        if len(counts) == 1:
+            return logits[:, -1]
+        return torch.stack([logits[index, last.index(count)] for index, count in enumerate(counts)])
 
     def remember(self, state: AnyState, outputs: Sequence[Sequence[int]], rows: Sequence[int]) -> None:
         """Store the keys of replies in the prefix cache. Hidden states and recurrent states are not stored.
@@ -627,3 +726,12 @@ def to_device(inputs: Mapping[str, Tensor], device: torch.device) -> dict[str, T
 def joined(states: Sequence[Tensor]) -> Tensor:
     """Hidden states [1, L, d] of consecutive parts of a prompt."""
     return states[0] if len(states) == 1 else torch.cat(tuple(states), 1)
+
+
+def image_of(types: Tensor | None) -> Tensor | None:
+    """Number of the image of each token, from token types [G, n]; -1 for text. None without types."""
+    if types is None:
+        return None
+    is_image = types == 1
+    starts = is_image & ~pad(is_image, (1, 0))[:, :-1]
+    return torch.where(is_image, starts.cumsum(1), -1)

@@ -61,8 +61,7 @@ class ImageCache:
         self,
         model: PreTrainedModel,
         arguments: Keywords,
-        items: Sequence[MediaItem],
-        whole: Mapping[str, Any],
+        images: Sequence[tuple[MediaItem, Mapping[str, Any]]],
         state: int,
     ) -> Keywords:
         """Replace the pixels in a model's arguments by encoded images, of which only new ones are encoded.
@@ -70,16 +69,16 @@ class ImageCache:
         Args:
             model: a vision-language model.
             arguments: of its next forward pass.
-            items: the images of that pass.
-            whole: arguments of the whole prompt, to whose rows the items refer.
+            images: of that pass, each with the arguments of its whole prompt, to whose rows it refers.
             state: hash of the model's state.
 
         Returns:
             The arguments, unchanged if the model does not accept encoded images.
         """
+        items = [item for item, _ in images]
         if not items or not accepts_encoded(model, items):
             return arguments
-        outputs = [self._encode(model, item, whole, state) for item in items]
+        outputs = [self._encode(model, item, whole, state) for item, whole in images]
         if any(output is None for output in outputs):
             return arguments
         pixels = {name for item in items for name in item.rows}

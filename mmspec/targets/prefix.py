@@ -30,7 +30,9 @@ from mmspec.targets.media_items import MediaItem, find_items
 from mmspec.validation import is_integer
 
 __all__ = [
+    "PER_TOKEN",
     "TOKENS",
+    "TYPES",
     "Prefix",
     "PrefixCache",
     "PromptIdentity",
@@ -41,6 +43,10 @@ __all__ = [
 ]
 
 TOKENS = ("input_ids", "position_ids", "mm_token_type_ids")  # arguments [.., L], as long as the prompt
+TYPES = "token_type_ids"  # also as long; 1 for tokens of images
+PER_TOKEN = (*TOKENS, TYPES)
+#: Models in which tokens of an image attend to all others of that image, and all other tokens are causal.
+OWN_IMAGE = frozenset({"gemma3"})
 MEDIA = frozenset({
     "pixel_values", "pixel_values_images", "pixel_values_videos", "pixel_attention_mask", "image_sizes",
     "image_grid_thw", "video_grid_thw", "second_per_grid_ts", "batch_num_images",
@@ -207,6 +213,16 @@ class PrefixCache:
         layers = sorted(layer for part, layer in found if part == "keys")
         states = {layer: (found["keys", layer], found["values", layer]) for layer in layers}
         return Prefix(length, states, {tap: found["tap", tap][None] for tap in taps}, recurrent)
+
+    def is_worth_waiting(self, prompt: PromptIdentity, others: Sequence[PromptIdentity]) -> bool:
+        """Whether a prompt shares half of its tokens with prompts that will be stored, but are not yet."""
+        keys, ends = prompt.keys(self.block), [0, *prompt.ends(self.block)]
+        coming = {key for other in others for key in other.keys(self.block)}
+        held = next((index for index, key in enumerate(keys) if key not in self._table), len(keys))
+        shared = held
+        while shared < len(keys) and keys[shared] in coming:
+            shared += 1
+        return shared > held and ends[shared] >= len(prompt.tokens) / 2
 
     @torch.no_grad()
     def keep(
@@ -387,9 +403,9 @@ def identify(
 ) -> PromptIdentity | None:
     """Identify a prompt by everything that its keys depend on; None if it cannot be prefilled in two parts.
 
-    This is the case if images attend to later tokens (which Gemma 3 and PaliGemma mark by `token_type_ids`,
-    Gemma 4 by token types without M-RoPE), if images have no placeholder tokens (cross-attention), if a
-    placeholder has no image, or if an argument is unknown.
+    This is the case if tokens attend to later ones beyond their own image (PaliGemma, which marks them by
+    `token_type_ids`; Gemma 4, which marks images by token types without M-RoPE), if images have no
+    placeholder tokens (cross-attention), if a placeholder has no image, or if an argument is unknown.
 
     Args:
         model: the target's.
@@ -413,11 +429,16 @@ def identify(
 
 def media_of(inputs: Mapping[str, object]) -> Keywords:
     """The arguments that are not per token: images, clips and their sizes."""
-    return {name: value for name, value in inputs.items() if name not in TOKENS}
+    return {name: value for name, value in inputs.items() if name not in PER_TOKEN}
 
 
 def is_causal(model: PreTrainedModel, inputs: Mapping[str, object]) -> bool:
-    """True if a prompt's arguments are known, and none marks an image that attends to later tokens."""
+    """True if a prompt's arguments are known, and none marks tokens that attend to later ones.
+
+    Tokens of an image may attend to those of their own image, which is never split.
+    """
+    if TYPES in inputs and model.config.model_type not in OWN_IMAGE:
+        return False
     media = media_of(inputs)
     known = media.keys() <= MEDIA and all(isinstance(value, Tensor) for value in media.values())
     typed = "mm_token_type_ids" in inputs and not hasattr(getattr(model, "model", None), "get_rope_index")
@@ -433,7 +454,7 @@ def part_of(inputs: Inputs, prompt: PromptIdentity, start: int, stop: int) -> di
             if item.stop <= edge:
                 rows |= {name: end for name, (_, end) in item.rows.items()}
     part = {
-        name: value[..., start:stop] if name in TOKENS else value[first.get(name, 0) : last.get(name, 0)]
+        name: value[..., start:stop] if name in PER_TOKEN else value[first.get(name, 0) : last.get(name, 0)]
         for name, value in inputs.items()
     }
     return {name: value for name, value in part.items() if len(value)}

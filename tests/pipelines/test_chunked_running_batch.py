@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.core.cache import RaggedCache
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, causal
 from tests.methods.heads_checks import medusa_for
@@ -91,6 +92,95 @@ def test_other_rows_advance_at_every_chunk(chunked: Any, monkeypatch: pytest.Mon
         assert len(read) == chunks == rounds + 1 and max(read) == SIZE
         tokens, _, _ = first_of(batch)
     assert updates[entered].tokens[0] + tokens.get(entered, []) == alone(chunked, long).tokens[0]
+
+
+@pytest.mark.parametrize("name", ["none", "copy", "draft_model", "eagle", "flash", "medusa"])
+@pytest.mark.every(2)
+def test_short_prompts_that_wait_together_share_a_forward_pass(
+    chunked: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One for text and one for images, of the target and of a head; outputs are those of requests alone."""
+    read, own = list[tuple[Any, int]](), RaggedCache.begin_prefill_rows
+
+    def begin(self: Any, rows: Any, *args: Any) -> None:
+        read.append((len(self.layers), len(rows)))
+        own(self, rows, *args)
+
+    chunked.set_accelerator(name, **({"drafter": medusa_for(chunked.target)} if name == "medusa" else {}))
+    chunked.enable_chunked_prefill(2048)
+    requests: list[dict[str, Any]] = [{"prompt": prompt, **how} for prompt, how in text_requests()]
+    for number, prompt in enumerate(PROMPTS):
+        requests.append({"prompt": prompt, "max_new_tokens": 9, "temperature": 0.8 * (number % 2), "seed": 7})
+    requests.append({"prompt": PROMPTS[0], "max_new_tokens": 1})
+    with chunked.running_batch(rows=10) as batch:
+        monkeypatch.setattr(RaggedCache, "begin_prefill_rows", begin)
+        handles = [batch.enter(**request) for request in requests]
+        _, _, last = first_of(batch)
+        monkeypatch.undo()
+    layers = len(chunked.model.get_decoder().layers)
+    assert sorted(rows for depth, rows in read if depth == layers) == [4, 5]
+    if name in ("eagle", "flash"):
+        assert sorted(rows for depth, rows in read if depth == 1) == [4, 5]
+    for handle, request in zip(handles, requests, strict=True):
+        expected, output = alone(chunked, request), last[handle].output
+        assert output.tokens == expected.tokens and output.finish_reasons == expected.finish_reasons
+        assert output.stats.nfe == expected.stats.nfe
+
+
+def test_a_request_whose_shared_prefill_fails_fails_alone(
+    chunked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait again, and have the outputs of requests alone."""
+    own = CausalTarget._read_chunk
+
+    def read_chunk(self: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if inputs["input_ids"].shape[1] == longest:
+            raise torch.OutOfMemoryError("planted")
+        return own(self, inputs, *args, **kwargs)
+
+    chunked.enable_chunked_prefill(256)
+    requests = [{**SHORT, "prompt": prompt} for prompt in ("a", "a b c d e", "c")]
+    with chunked.running_batch(rows=3) as batch:
+        handles = [batch.enter(**request) for request in requests]
+        longest = batch.prompt_tokens(handles[1])
+        monkeypatch.setattr(CausalTarget, "_read_chunk", read_chunk)
+        tokens, _, last = first_of(batch)
+        assert batch.free == 3
+    assert isinstance(last[handles[1]].error, torch.OutOfMemoryError)
+    for index in (0, 2):
+        assert tokens[handles[index]] == alone(chunked, requests[index]).tokens[0]
+
+
+@pytest.mark.parametrize("name", ["eagle", "flash", "draft_model"])
+def test_a_drafter_reads_long_prompts_in_chunks(
+    chunked: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No step reads more tokens of a prompt than allowed, except for the part of the head's one layer."""
+    read, steps, own = list[int](), list[list[int]](), RaggedCache.begin_prefill
+
+    def begin(self: Any, row: int, length: int, start: int = 0) -> None:
+        read.append(length * len(self.layers))
+        own(self, row, length, start)
+
+    chunked.set_accelerator(name)
+    long, layers = {"prompt": LONG, "max_new_tokens": 12}, len(chunked.model.get_decoder().layers)
+    monkeypatch.setattr(RaggedCache, "begin_prefill", begin)
+    with chunked.running_batch(rows=2) as batch:
+        batch.enter(**SHORT)
+        batch.step()
+        entered, output = batch.enter(**long), None
+        length = batch.prompt_tokens(entered)
+        while batch.handles:
+            read.clear()
+            output = next((one.output for one in batch.step() if one.handle == entered), output)
+            steps.append([*read])
+    monkeypatch.undo()
+    assert max(map(sum, steps)) <= SIZE * layers
+    of_drafter = length - 1  # rows of a head
+    if name == "draft_model":
+        of_drafter = length * len(chunked.accelerator.drafter.model.model.get_decoder().layers)
+    assert sum(map(sum, steps)) - length * layers in (of_drafter, of_drafter + 1)
+    assert output.tokens == alone(chunked, long).tokens
 
 
 def recorded(read: list[int], own: Any) -> Any:

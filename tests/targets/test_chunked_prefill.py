@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from mmspec.core.chunked_prefill import finish
 from mmspec.core.sampling import Sampler
@@ -86,7 +87,44 @@ def test_every_layer_continues(name: str) -> None:
     assert_read_alike(target, prompts, SIZE, taps)
     assert_read_alike(target, prompts, 1)
     target.prefill_tokens = SIZE
-    assert chunks_of(target, prompts) == [8, 8, 8, 8, 8, 5, 7, 8, 8, 8]
+    assert sorted(chunks_of(target, prompts)) == [5, 7, *[8] * 8]
+
+
+@pytest.mark.parametrize("name", sorted({*TEXT_MODELS, "qwen3_5"}))
+@pytest.mark.every(3)
+def test_short_prompts_share_a_forward_pass(name: str) -> None:
+    """Padding to half of the longest; recurrent layers read each prompt alone."""
+    target, lengths = text_target(name), [9, 45, 24, 12, 30, 6]
+    prompts = [prompt(length) for length in lengths]
+    assert_read_alike(target, prompts, 200, () if name == "gemma3n" else (0, 1, -1))
+    target.prefill_tokens = 200
+    is_recurrent = name in HYBRID_TEXT_MODELS
+    assert chunks_of(target, prompts) == (lengths if is_recurrent else [3 * 45, 3 * 12])
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "not stored"])
+def test_prompts_share_a_forward_pass_behind_stored_prefixes(is_stored: bool) -> None:
+    """Prompts that share most of their tokens: the first one is read, and then the rest of the others."""
+    target, shared = text_target("qwen2_mixed_sliding"), torch.arange(40)[None] % 20 + 3
+    prompts = [{"input_ids": torch.cat([shared, prompt(end)["input_ids"]], 1)} for end in (9, 5, 7)]
+    target.prefix_cache, target.prefill_tokens = PrefixCache(2**30, block=8), 100
+    lengths = [each["input_ids"].shape[1] for each in prompts]
+    with torch.inference_mode():
+        if is_stored:
+            finish(target.chunked_prefill(prompts[:1], 64, (0, -1)))[0].close()
+        state, output = finish(target.chunked_prefill(prompts, 64, (0, -1)))
+        target.prefix_cache = target.prefill_tokens = None
+        expected_state, expected = target.prefill(prompts, 64, (0, -1))
+    assert output.cached == [48 if is_stored else 0, 40, 40]
+    assert close(output.logits, expected.logits)
+    assert all(
+        close(*pair) for tap in (0, -1) for pair in zip(output.taps[tap], expected.taps[tap], strict=True)
+    )
+    for row, length in enumerate(lengths):
+        ours, theirs = (each.cache.row_states(row, length) for each in (state, expected_state))
+        assert all(close(*pair) for layer in theirs for pair in zip(ours[layer], theirs[layer], strict=True))
+    for each in (state, expected_state):
+        each.close()
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2_mixed_sliding", "gemma2", "qwen3_5"])
@@ -100,6 +138,70 @@ def test_a_ragged_batch_answers_as_generate(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STEPPED_MODELS)
+def tiny_gemma3() -> Any:
+    """A Gemma 3 with four tokens for each image, which attend to one another, and a window of eight."""
+    torch.manual_seed(0)
+    text = {
+        "vocab_size": 60,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "head_dim": 8,
+    }
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 8}
+    text |= {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 16, "patch_size": 4}
+    sizes = {"mm_tokens_per_image": 4, "image_token_index": 59, "boi_token_index": 58}
+    config = Gemma3Config(text_config=text, vision_config=vision, **sizes)
+    return Gemma3ForConditionalGeneration(config).eval().requires_grad_(False).double()
+
+
+@pytest.fixture(scope="module")
+def gemma3() -> tuple[VisionLanguageTarget, list[dict[str, Tensor]]]:
+    """A target, and prompts with two images, with one and with none."""
+    image, prompts = [58, *[59] * 4, 57], []
+    for tokens in (
+        [*range(3, 12), *image, 8, 9, 4, *image, *range(20, 33)],
+        [5, *image, 9, 7],
+        [*range(3, 20)],
+    ):
+        ids = torch.tensor([tokens])
+        inputs = {"input_ids": ids, "token_type_ids": (ids == 59).long()}
+        if count := tokens.count(58):
+            inputs["pixel_values"] = (
+                torch.linspace(-1, len(tokens), count * 768).sin().view(count, 3, 16, 16).double()
+            )
+        prompts.append(inputs)
+    return VisionLanguageTarget(tiny_gemma3()), prompts
+
+
+def test_images_that_attend_to_themselves_are_read_whole(gemma3: Any) -> None:
+    """Gemma 3: text before and after an image is split, and short prompts with images share a pass."""
+    target, prompts = gemma3
+    for size in (1, 5, 64):
+        assert_read_alike(target, prompts, size, (0, -1))
+    target.prefill_tokens = 5
+    assert chunks_of(target, prompts[:1]) == [5, 5, 5, 4, 5, 5, 5, 3]
+    run = answer(target, DRAFTERS["copy"](target), prompts, Sampler(), 12)
+    assert run.outputs() == [generate(target.model, row, 12) for row in prompts]
+
+
+def test_prompts_with_such_images_continue_stored_ones(gemma3: Any) -> None:
+    target, prompts = gemma3
+    tail = {"input_ids": torch.tensor([[7, 9]]), "token_type_ids": torch.zeros(1, 2, dtype=torch.long)}
+    more = [prompts[0] | {name: torch.cat([prompts[0][name], tail[name]], 1) for name in tail}]
+    target.prefix_cache, target.prefill_tokens = PrefixCache(2**30, block=4), None
+    with torch.inference_mode():
+        target.prefill(prompts[:1], 64)[0].close()
+        state, output = target.prefill(more, 64)
+        target.prefix_cache = None
+        other, expected = target.prefill(more, 64)
+    assert output.cached_tokens == prompts[0]["input_ids"].shape[1] and close(output.logits, expected.logits)
+    state.close()
+    other.close()
+
+
 def test_models_whose_mixers_step_token_by_token_read_whole(name: str) -> None:
     target, prompts = CausalTarget(MODELS[name]()), [prompt(length) for length in LENGTHS]
     target.prefill_tokens = SIZE

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from mmspec.core.canvas import Canvas
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.interfaces import AnyTarget, Drafter, TargetOutput, TargetState
@@ -46,8 +47,8 @@ class CopyBesideHeadSession(CopySession):
         self.guesses = [guesses_of(*row) for row in torch.stack(nodes, 1).tolist()]
         return replace(super().propose(canvas), faulty=drafted.faulty)
 
-    def prepare(self) -> None:
-        self.head.prepare()
+    def deferred_prefill(self) -> ChunkedPrefill[None]:
+        yield from self.head.deferred_prefill()
 
     def attach(self, state: TargetState) -> None:
         self.head.attach(state)

@@ -15,15 +15,16 @@ from torch.nn.functional import logsigmoid
 
 from mmspec.core.cache import RaggedCache
 from mmspec.core.canvas import Canvas
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.draft import Draft, Nodes
 from mmspec.core.graphs import has_graphs
 from mmspec.core.indexing import pick, take
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.errors import InputError
-from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter
+from mmspec.heads.drafter import NEWEST, CachingSession, HeadDrafter, padded
 from mmspec.methods.dflash.head import DFlashHead
-from mmspec.targets.causal import CacheState, to_device
+from mmspec.targets.causal import CacheState
 from mmspec.targets.steps import StaticCaches
 from mmspec.validation import require_number
 
@@ -50,7 +51,7 @@ class BlockSession(CachingSession):
         self.anchor = torch.cat(self._known(batch, NEWEST))[:, 0]
         self.accepted = torch.full((len(batch.requests),), -1, device=device)
 
-    def _read_prompts(self, batch: PromptBatch) -> None:
+    def _read_prompts(self, batch: PromptBatch) -> ChunkedPrefill[None]:
         head, device, known = self.head, self.target.device, self._known(batch)
         lengths = [rows.shape[1] for rows in known]
         capacity = max(lengths) + 2 * head.config.block
@@ -58,14 +59,17 @@ class BlockSession(CachingSession):
         take = RaggedCache if caches is None else caches.take
         cache = take(head.layers_config, len(known), capacity, device)
         cache.plan.reads_all = caches is not None  # graphs have one width
-        offsets = []
-        for row, (prompt, rows) in enumerate(zip(batch.prompts, known, strict=True)):
-            places, offset = torch.arange(rows.shape[1], device=device)[None], 0
+        offsets, prompts = [0] * len(known), batch.prompts
+        for group in self._groups(lengths):
+            rows = padded([known[row] for row in group])
+            places = torch.arange(rows.shape[1], device=device).expand(len(group), -1)
             if head.config.mrope_section is not None:
-                places, offset = self.target.positions(to_device(prompt, device))
-            offsets.append(offset)
-            cache.begin_prefill(row, rows.shape[1])
-            head(rows[:, :0], rows, places, cache=cache)
+                places, beyond = self._positions([prompts[row] for row in group])
+                for row, offset in zip(group, beyond, strict=True):
+                    offsets[row] = offset
+            for part in self._parts(group, [lengths[row] for row in group], cache):
+                yield self._weigh(len(group) * (part.stop - part.start), cache)
+                head(rows[:, :0], rows[:, part], places[..., part], cache=cache)
         # the newest token counts too, as its row follows
         lengths = [length + 1 for length in lengths]
         self.state = CacheState(cache, torch.tensor(offsets, device=device), lengths)

@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from transformers import PreTrainedConfig
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Nodes, Tree
 from mmspec.core.indexing import pick
@@ -83,13 +84,13 @@ class DraftModelSession(DraftSession):
             self.places = self.drafter.places(self.prompts, self.waiting, state)
         self.waiting = None
 
-    def prepare(self) -> None:
+    def deferred_prefill(self) -> ChunkedPrefill[None]:
         if not self.prompts:
             return
         longest = max(prompt["input_ids"].shape[1] for prompt in self.prompts)
         model = self.drafter.model
         if self.places is None:
-            self.state, _ = model.prefill(self.prompts, longest)
+            self.state, _ = yield from model.chunked_prefill(self.prompts, longest)
         else:
             self.state, _ = model.prefill_part(self.prompts, self.places, longest)
         self.prompt_lengths = self.state.cache.lengths.clone()

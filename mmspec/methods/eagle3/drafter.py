@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, DraftKind, Tree
@@ -14,8 +15,7 @@ from mmspec.core.indexing import pick
 from mmspec.core.session import PromptBatch
 from mmspec.heads.feature_session import GrownTreeDrafter, GrownTreeSession
 from mmspec.methods.eagle3.head import ParallelHead
-from mmspec.visual_tokens.spans import find_images
-from mmspec.visual_tokens.splice import PromptRows
+from mmspec.visual_tokens.spans import ImageSpan
 
 __all__ = ["Eagle3Drafter"]
 
@@ -49,12 +49,19 @@ class ParallelSession(GrownTreeSession):
         self._keep(self._copied(self.accepted), tokens.shape[1])
         return pick(hidden, places)
 
-    def _prompt_rows(self, prompt: Mapping[str, Tensor], embeddings: Tensor, features: Tensor) -> PromptRows:
-        own = self.head.embed(prompt["input_ids"].to(embeddings.device), lambda _: embeddings)
+    def _embedded(
+        self,
+        prompts: Sequence[Mapping[str, Tensor]],
+        spans: Sequence[Sequence[ImageSpan]],
+        embeddings: Tensor,
+    ) -> Tensor:
+        ids = pad_sequence([prompt["input_ids"][0] for prompt in prompts], batch_first=True)
+        own = self.head.embed(ids.to(embeddings.device), lambda _: embeddings)
         seen = torch.zeros_like(embeddings[..., :1], dtype=torch.bool)
-        for span in find_images(self.target.config, prompt):
-            seen[:, span.start : span.stop] = True  # tokens of an image have no embedding of the head's own
-        return super()._prompt_rows(prompt, embeddings.where(seen, own.to(embeddings)), features)
+        for row, found in enumerate(spans):
+            for span in found:
+                seen[row, span.start : span.stop] = True  # an image has no embedding of the head's own
+        return embeddings.where(seen, own.to(embeddings))
 
 
 def open_session(drafter: Eagle3Drafter, batch: PromptBatch) -> GrownTreeSession:

@@ -11,6 +11,7 @@ from typing import Generic, Self, TypeVar, cast
 from torch import nn
 
 from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import Draft, Tree
 from mmspec.core.graphs import can_capture, power_of_two
@@ -118,8 +119,8 @@ class PacedSession(DraftSession, Generic[Policy]):
         no_q = Categorical(self._nothing.expand(rows, -1, -1)) if kind.is_drawn else None
         return Tree.chain(canvas.root[:, None], kind, no_q)
 
-    def prepare(self) -> None:
-        self.inner.prepare()
+    def deferred_prefill(self) -> ChunkedPrefill[None]:
+        yield from self.inner.deferred_prefill()
         self.started = self.drafter.clock()
 
     def attach(self, state: TargetState) -> None:
