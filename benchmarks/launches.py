@@ -43,14 +43,15 @@ from mmspec.core.statistics import DecodingStats
 from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.llamagen.target import LlamaGenTarget
-from mmspec.heads.feature_session import read_nodes
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
 from mmspec.methods.eagle3.head import Eagle3Config, Eagle3Head
+from mmspec.pipelines.base import ROUNDS_TO_COMPILE
 from mmspec.pipelines.running_batch import RunningBatch, fill_holes
 from mmspec.plugins import METHODS
 from mmspec.targets import adapt
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CapturedForward
+from mmspec.trees.pacing import PacedDrafter
 
 __all__ = [
     "FAMILIES",
@@ -109,13 +110,14 @@ def plain(target: CausalTarget) -> Accelerator:
     return pair("none", NoDrafter()).fit(target)
 
 
-def eagle3(target: CausalTarget) -> Accelerator:
-    """A random EAGLE-3 head with its usual tree of 59 candidates."""
+def eagle3(target: CausalTarget, length: str = "fixed") -> Accelerator:
+    """A random EAGLE-3 head with its usual tree of 59 candidates, or a smaller one or none."""
     torch.manual_seed(1)
     head = Eagle3Head(Eagle3Config.for_target(target.config, target.vocabulary)).eval().requires_grad_(False)
     drafter = Eagle3Drafter(head, num_draft_tokens=59, depth=6, top_k=10)
-    drafter.steps = CapturedForward(head, partial(read_nodes, head))
-    return pair("eagle3", drafter).fit(target)
+    if target.steps is not None:
+        drafter.compile()
+    return pair("eagle3", drafter).fit(target).with_length(length)
 
 
 def sjd(target: CausalTarget) -> Accelerator:
@@ -127,6 +129,7 @@ SCENARIOS: dict[str, Scenario] = {
     "none, 8 rows": Scenario(llama, plain, rows=8),
     "EAGLE-3, 59 nodes": Scenario(llama, eagle3),
     "EAGLE-3, 59 nodes, repetition_penalty": Scenario(llama, eagle3, sampler=Sampler(processors=[PENALTY])),
+    "EAGLE-3, length=auto": Scenario(llama, partial(eagle3, length="cost")),
     "sjd, 32 nodes": Scenario(llamagen, sjd, context=1, sampler=Sampler(1.0, guidance_scale=4.0)),
 }
 
@@ -142,22 +145,34 @@ MOVES: dict[str, Scenario] = {
 RUNNING: dict[str, Scenario] = {
     "none": Scenario(llama, plain, rows=8),
     "EAGLE-3, 59 nodes": Scenario(llama, eagle3, rows=8),
+    "EAGLE-3, length=auto": Scenario(llama, partial(eagle3, length="cost"), rows=8),
     "sjd, 32 nodes": Scenario(llamagen, sjd, rows=8, context=1, sampler=Sampler(1.0, guidance_scale=4.0)),
 }
 
 
 def count_rounds(scenario: Scenario, gpu: SimulatedGPU, compiled: bool = True) -> Iterator[Counts]:
-    """Decode a batch on a simulated GPU, and yield the counts of each round; the first is the prefill's."""
+    """Decode a batch on a simulated GPU, and yield the counts of each round; the first is the prefill's.
+
+    Drafts of chosen lengths are rehearsed before, as `MMSpecPipeline.compile` does.
+    """
     target = scenario.target()
     if compiled:
         target.steps = CapturedForward(target.model, target._step)
     accelerator = scenario.accelerator(target)
     requests = random_requests(target, RoundShape(scenario.rows, 1, scenario.context))
-    random = RandomStream.from_seed(0, scenario.rows, target.device)
-    gpu.take()
     most = min(400, getattr(target.grid, "length", 400))
-    call = accelerator.call(target, scenario.sampler, requests, Stopping(most), random)
-    for _ in call.rounds():
+
+    def call() -> Call:
+        random = RandomStream.from_seed(0, scenario.rows, target.device)
+        return accelerator.call(target, scenario.sampler, requests, Stopping(most), random)
+
+    drafter = accelerator.decoder_of_any.drafter
+    if compiled and isinstance(drafter, PacedDrafter):
+        for _ in drafter.rehearse(target.device):
+            for _ in islice(call().rounds(), ROUNDS_TO_COMPILE):
+                pass
+    gpu.take()
+    for _ in call().rounds():
         yield gpu.take()
 
 

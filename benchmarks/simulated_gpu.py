@@ -4,6 +4,9 @@ A launch is an operator of torch that computes something, or a kernel of `mmspec
 launches of its capture with their tensors. A replay runs them again on the same tensors, so that values which
 Python computed, and tensors that were allocated later, have no effect on it, as on a GPU. Reads by the host
 fail during a capture.
+
+Launches take planted seconds of a clock that events read. As on a GPU, the time between two events is known
+once the host has waited for something later.
 """
 
 from __future__ import annotations
@@ -85,21 +88,54 @@ class Counts:
 
 
 Step = tuple[Callable[..., Any], Sequence[Any], dict[str, Any], Any]
+LAUNCH_SECONDS = 5e-6
+
+
+class Event:
+    """Event of a simulated GPU, with the methods of `torch.cuda.Event`."""
+
+    def __init__(self, gpu: SimulatedGPU) -> None:
+        self._gpu, self._seconds = gpu, float("inf")
+
+    def record(self, stream: None = None) -> None:
+        if self._gpu.is_capturing:
+            raise RuntimeError("an event would be recorded in every replay")
+        self._seconds = self._gpu.seconds
+
+    def synchronize(self) -> None:
+        self._gpu.waited = max(self._gpu.waited, self._seconds)
+
+    def elapsed_time(self, later: Event) -> float:
+        if later._seconds > self._gpu.waited:
+            raise RuntimeError("device not ready: the event has not been reached")
+        return 1000 * (later._seconds - self._seconds)
 
 
 class SimulatedGPU(TorchDispatchMode):
     """Context in which torch's operators on the CPU count as launches on a GPU.
 
     Functions are replaced in all modules of mmspec until it is left.
+
+    Args:
+        cost: seconds of a launch, or of one in a replay; by default the same for all.
+
+    Attributes:
+        seconds: the time that launches have taken.
+        waited: the time that the host has waited for; later events are not known to have happened.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, cost: Callable[[Step], float] = lambda step: LAUNCH_SECONDS) -> None:
         super().__init__()
+        self.cost, self.seconds, self.waited = cost, 0.0, 0.0
         self.counts = Counts()
         self._tape: list[Step] | None = None
         self._written: dict[int, tuple[Tensor, Tensor]] = {}  # during a capture: memory, and what it held
         self._stack = ExitStack()
         self._is_quiet = False
+
+    @property
+    def is_capturing(self) -> bool:
+        return self._tape is not None
 
     def take(self) -> Counts:
         """Return the counts since the last call, and start again."""
@@ -121,7 +157,9 @@ class SimulatedGPU(TorchDispatchMode):
             (philox, "uniforms_on_host", philox._uniforms_in_torch),
             (ordering, "_sort_on_host", ordering._sort_in_torch),
             (ordering, "_largest_on_host", ordering._largest_in_torch),
-            (Report, "send", lambda numbers, *how: Report(numbers.clone(), None, *how)),
+            (Report, "send", self._send),
+            (torch.cuda, "Event", lambda **_: Event(self)),
+            (torch.cuda, "current_stream", lambda *_: None),
             (torch.cuda, "Stream", lambda *_: None),
             (torch.cuda, "graph_pool_handle", lambda: None),
             *((Tensor, name, self._reading(getattr(Tensor, name))) for name in HOST_READS),
@@ -161,11 +199,17 @@ class SimulatedGPU(TorchDispatchMode):
     def _can_capture(self, device: torch.device) -> bool:
         return self._tape is None and not self._is_quiet and not torch.is_grad_enabled()
 
+    def _send(self, numbers: Tensor, *how: Any) -> Report:
+        copied, arrived = numbers.clone(), Event(self)
+        arrived.record()
+        return Report(copied, arrived, *how)  # type: ignore[arg-type]  # has its methods
+
     def _launch(self, name: str, launches: int, step: Step) -> None:
         if self._tape is not None:
             self._tape += [step, *[(nothing, (), {}, None)] * (launches - 1)]
         elif not self._is_quiet:
             self.counts.launches[name] += launches
+            self.seconds += self.cost(step)
             if name in MOVING:
                 written = step[1][0] if step[3] is None else step[3]  # lists are written in place
                 self.counts.moved_bytes += sum(
@@ -243,6 +287,7 @@ class SimulatedGPU(TorchDispatchMode):
             if not self._is_quiet:
                 self.counts.replays += 1
                 self.counts.captured += len(tape)
+                self.seconds += sum(map(self.cost, tape))
             with self._without_counting():
                 for step, args, kwargs, out in tape:
                     overwrite(out, step(*args, **kwargs))

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from time import perf_counter
-
-import torch
 
 from mmspec.core.canvas import Canvas, Stopping, VectorCanvas
 from mmspec.core.decoder import Decoder, is_sound, rule_name
 from mmspec.core.interfaces import AnyRule, AnyTarget, Drafter, Request, Round
-from mmspec.core.loop import runs_by_itself, speculate
+from mmspec.core.loop import speculate
 from mmspec.core.plain import NoDrafter
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import AnySampler, RowSettings, check_rows
@@ -87,8 +86,7 @@ class Accelerator:
                 every path unlikely. "cost" chooses among a few sizes by measured round times and accepted
                 tokens, for the number of rows, and pauses drafting where no size is faster than plain
                 decoding. "auto" is "cost" if the output does not depend on the draft size (temperature 0, and
-                `sample_and_match`) and the device is not a GPU, on which the host would wait twice a round;
-                else "fixed".
+                `sample_and_match`), else "fixed".
             stop_below: least probability of a path for "confidence"; 0.3 if None.
 
         Raises:
@@ -104,24 +102,26 @@ class Accelerator:
             raise InputError("stop_below", stop_below, "must be None unless length='confidence'")
         return replace(self, length=length, costs={})
 
-    def is_paced(self, sampler: RowSettings, device: torch.device) -> bool:
-        """Return whether the draft size is chosen by cost, for these sampling settings on this device."""
+    def is_paced(self, sampler: RowSettings) -> bool:
+        """Return whether the draft size is chosen by cost, for these sampling settings."""
         if self.length != "auto":
             return self.length == "cost"
         any_size = sampler.greedy and self.rule.keeps_greedy or self.rule.is_plain_draw
-        return self._has_sizes and any_size and not runs_by_itself(device)
+        return self._has_sizes and any_size
 
-    def decoder_of_any(self, device: torch.device) -> Decoder:
+    @property
+    def decoder_of_any(self) -> Decoder:
         """The decoder of a batch that requests enter and leave.
 
         Draft sizes are chosen by cost, for the number of rows, while `is_paced` holds for all its rows.
         """
-        may_pace = self.length in ("auto", "cost") and self._has_sizes and not runs_by_itself(device)
-        return self._paced(lambda sampler: self.is_paced(sampler, device)) if may_pace else self.decoder
+        may_pace = self.length in ("auto", "cost") and self._has_sizes
+        return self._paced if may_pace else self.decoder
 
-    def _paced(self, may_vary: Callable[[RowSettings], bool] = lambda sampler: True) -> Decoder:
-        drafter = PacedDrafter(self.drafter, self.costs, may_vary=may_vary)
-        return replace(self.decoder, drafter=drafter)
+    @cached_property
+    def _paced(self) -> Decoder:
+        """The decoder with chosen sizes; one for all batches, because graphs know its drafter by identity."""
+        return replace(self.decoder, drafter=PacedDrafter(self.drafter, self.costs, may_vary=self.is_paced))
 
     @property
     def _has_sizes(self) -> bool:
@@ -235,8 +235,7 @@ class Call:
             is_watched: whether the caller reads the tensors of the rounds; see `speculate`.
         """
         accelerator = self.accelerator
-        is_paced = accelerator.is_paced(self.sampler, self.target.device)
-        decoder = accelerator._paced() if is_paced else accelerator.decoder
+        decoder = accelerator._paced if accelerator.is_paced(self.sampler) else accelerator.decoder
         batch = self.sampler, self.requests, self.canvas, self.random
         clock = perf_counter()
         for round in speculate(self.target, decoder, *batch, is_watched=is_watched):

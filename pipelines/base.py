@@ -566,14 +566,15 @@ class MMSpecPipeline:
             self._attach()
             if isinstance(self.target.steps, CapturedForward):
                 self.target.steps.capture_at_once()
-            examples = [example for rows in batch_sizes for example in self._examples(rows)]
-            with tqdm(total=len(examples) * ROUNDS_TO_COMPILE, desc="compiling") as bar:
+            kinds = self.accelerator.decoder_of_any.drafter.rehearse(self.target.device)
+            with tqdm(desc="compiling") as bar, closing(kinds):
                 for rows, plan in plans.items():
                     bar.write(f"batch size {rows}: {plan}", file=sys.stderr)
-                for example in examples:
-                    with closing(example.rounds()) as rounds:
-                        for _ in zip(range(ROUNDS_TO_COMPILE), rounds, strict=False):
-                            bar.update()
+                for _ in kinds:
+                    for example in (example for rows in batch_sizes for example in self._examples(rows)):
+                        with closing(example.rounds()) as rounds:
+                            for _ in zip(range(ROUNDS_TO_COMPILE), rounds, strict=False):
+                                bar.update()
         return self
 
     def _plan_memory(self, rows: int) -> MemoryPlan:

@@ -17,7 +17,7 @@ ends or enters. The rows that have ended compute that further round for nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import inf
@@ -31,7 +31,7 @@ from mmspec.core.chunked_prefill import ChunkedPrefill, finish
 from mmspec.core.graphs import rows_of_graph
 from mmspec.core.interfaces import Request, TargetState
 from mmspec.core.logprobs import TokenLogprob
-from mmspec.core.loop import Batch, begin, prefill_requests, runs_by_itself
+from mmspec.core.loop import Batch, begin, prefill_requests
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import AnySampler, RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
@@ -199,7 +199,7 @@ class RunningBatch:
         self._reading: Reading | None = None  # of the first ones that wait
         self._handles = 0
         self._has_slots = pipe.target.has_fixed_rows
-        self._decoder = pipe.accelerator.decoder_of_any(pipe.target.device)
+        self._decoder = pipe.accelerator.decoder_of_any
         drafter = self._decoder.drafter
         self._joins_at_once = drafter.is_plain or drafter.draws_anew or isinstance(drafter, PacedDrafter)
 
@@ -508,10 +508,12 @@ class RunningBatch:
             batch = self._of_batch
             batch.reserve(CAPTURED_PLACES)
             self._choose_graphs()
-            for _ in range(ROUNDS_TO_CAPTURE):
-                batch.decode_round()
-                batch.read_round()
-                batch.tighten()
+            with closing(self._decoder.drafter.rehearse(self.pipe.target.device)) as kinds:
+                for _ in kinds:
+                    for _ in range(ROUNDS_TO_CAPTURE):
+                        batch.decode_round()
+                        batch.read_round()
+                        batch.tighten()
         rows = self._of_batch.canvas.stats.of_rows_alone()
         self._of_batch.canvas.stats = replace(rows, target_forwards=0)
         self._past = DecodingStats(self._past.accelerator, self._past.exactness)
@@ -714,9 +716,6 @@ def check_rows_move(pipe: MMSpecPipeline) -> None:
     if not accelerator.drafter.rows_move:
         movable = ", ".join(name for name, method in METHODS.items() if method.drafter_class.rows_move)
         raise InputError("accelerator", accelerator.name, f"must be one of {movable} {STAYS}")
-    if accelerator.length == "cost" and runs_by_itself(target.device):
-        rule = "must be 'auto', 'fixed' or 'confidence' in a running batch on a GPU"
-        raise InputError("length", "cost", rule)
     if target.steps is not None and not target.has_fixed_rows:
         rule = "must be captured on a GPU; a CPU's are compiled for one batch size, which a running batch "
         rule += "changes: load the model without `compile`"

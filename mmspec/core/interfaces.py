@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar
@@ -378,12 +378,15 @@ class DraftSession(Rows, ABC):
         passes: number of forward passes of the drafter's own model, without its prefill.
         likelihoods: [B, n] the drafter's log-probability that the path to each node of the last draft will be
             accepted; -inf for invalid nodes. Only for drafters with `rates_paths`.
+        room: most committed tokens that it keeps until it reads them, in tensors of fixed shapes; 0 for any
+            number of them, or if it reads none.
     """
 
     counters = frozenset({"passes"})
     scratch = frozenset({"likelihoods"})
 
     passes: int = 0
+    room: int = 0
     likelihoods: Tensor
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
@@ -412,8 +415,21 @@ class DraftSession(Rows, ABC):
         """Set the size of the next drafts, as an index into the drafter's `sizes`."""
         raise InputError("choice", choice, f"is not supported: drafts of {type(self).__name__} have one size")
 
-    def learn(self, canvas: Canvas) -> None:
-        """Learn from a round that the host has just read, before rows change. Optional."""
+    def begin_round(self, canvas: Canvas) -> None:
+        """Decide on the host what the next round depends on, before it is computed or replayed. Optional."""
+        return None
+
+    def end_round(self, draft: Any, is_usual: bool) -> None:
+        """Note a submitted round, before its report is sent to the host. Optional.
+
+        Args:
+            draft: of the round.
+            is_usual: False if the round took longer than later ones of its kind, because of a capture.
+        """
+        return None
+
+    def learn(self, canvas: Canvas, emission: Emission) -> None:
+        """Learn from the oldest round that the host had not read, before rows change. Optional."""
         return None
 
     def prepare(self) -> None:
@@ -423,6 +439,15 @@ class DraftSession(Rows, ABC):
     def deferred_prefill(self) -> ChunkedPrefill[None]:
         """The prefill that `prepare` runs, with a pause before each forward pass. Optional."""
         yield from ()
+
+    def use_few_sizes(self, room: int = 0) -> None:
+        """Prepare the state for graphs, in which tensors keep their shapes from round to round.
+
+        Args:
+            room: sets the attribute, for sessions that are to read only some of their rounds; 0 if they read
+                all of them.
+        """
+        self.prepare()
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         """Limit the size of the next draft. Optional: a hint that saves time.
@@ -526,6 +551,15 @@ class Drafter(ABC):
     def sizes(self) -> tuple[int, ...]:
         """Depths that drafts can be set to between rounds, the largest first; () if fixed."""
         return ()
+
+    @property
+    def candidates_of_sizes(self) -> tuple[int, ...]:
+        """Numbers of candidates of drafts of each of the `sizes`; those of chains by default."""
+        return self.sizes
+
+    def rehearse(self, device: torch.device) -> Generator[None, None, None]:
+        """Yield once for each kind of round that sessions choose; their next rounds are of that kind."""
+        yield
 
     def queries_of(self, candidates: int) -> int:
         """Number of query nodes beside a draft of `candidates`, in the same forward pass of the target."""

@@ -144,6 +144,7 @@ class Batch(Rows, Generic[State]):
         timer = self.timer
         timer.start()
         with self.computing():
+            self.session.begin_round(self.canvas)
             if self.graphs is None:
                 made = self.compute(timer.end)
             else:
@@ -151,6 +152,7 @@ class Batch(Rows, Generic[State]):
                 fixed = self.target, self.decoder.drafter, self.decoder.rule
                 made = self.graphs.run(self.parts, fixed, self.decoder.max_nodes, self.compute)
                 timer.end("target")
+        self.session.end_round(made.draft, is_usual=self.graphs is None or self.graphs.is_settled)
         self.round += 1
         self.canvas.stats.draft_passes = self.session.passes
         self.canvas.send(made.report, made.draft.reach, made.measured)
@@ -200,7 +202,7 @@ class Batch(Rows, Generic[State]):
         """Prepare the state for graphs, of which each kind and size of state has its own."""
         use_few_sizes(self.canvas, self.decoder, self.sampler)
         with self.computing():
-            self.session.prepare()
+            self.session.use_few_sizes()
         rows = len(self.canvas.ids)
         self.counter = RoundCounter(torch.full((rows, 1), self.round, device=self.target.device))
 
@@ -225,7 +227,7 @@ class Batch(Rows, Generic[State]):
         emission = self.canvas.read()
         self.canvas.stats.target_forwards += 1
         self.canvas.stats.cache_bytes = self.state.nbytes()
-        self.session.learn(self.canvas)
+        self.session.learn(self.canvas, emission)
         return emission
 
 

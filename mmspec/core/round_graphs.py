@@ -36,7 +36,7 @@ from mmspec.core.sampling import RowSettings
 
 __all__ = ["RoundGraphs", "Steady"]
 
-MAX_GRAPHS = 64  # a running batch has some for each of its sizes
+MAX_GRAPHS = 256  # a running batch has some for each of its sizes and lengths of drafts
 MAX_SEEN = 4096
 #: Lists of attributes on which no computation depends; see `Rows`.
 LEFT_OUT = ("scratch", "counters", "converted")
@@ -200,6 +200,10 @@ class RoundGraphs:
     Args:
         name: of the model, for the log.
         patience: eager rounds before a capture.
+
+    Attributes:
+        is_settled: whether the last round took as long as further ones of its kind: no graph of it is still
+            to be captured, and none was.
     """
 
     def __init__(self, name: str, patience: int = 1) -> None:
@@ -208,6 +212,7 @@ class RoundGraphs:
         self._seen: Counter[Hashable] = Counter()
         self._side: Side | None = None
         self._lock = threading.Lock()
+        self.is_settled = True
 
     def __reduce__(self) -> tuple[type[RoundGraphs], tuple[str, int]]:
         return type(self), (self.name, self.patience)
@@ -230,7 +235,7 @@ class RoundGraphs:
         Returns:
             What `compute` returns. In a graph's memory, it is valid until the next round begins.
         """
-        steady = Steady(parts)
+        steady, self.is_settled = Steady(parts), True
         if not steady.is_static or not can_capture(steady.leaves[0].value.device):
             return compute()
         for cache in steady.caches:
@@ -238,6 +243,7 @@ class RoundGraphs:
         kind = steady.kind(), tuple(map(id, fixed))
         with self._lock:
             if kind not in self._graphs:
+                self.is_settled = False
                 if self._seen[kind] < self.patience:
                     self._seen[kind] += 1
                     if len(self._seen) > MAX_SEEN:

@@ -31,7 +31,7 @@ from mmspec.heads.model import HIDDEN, DraftingHead, WindowHead
 from mmspec.targets import AnyTarget
 from mmspec.targets.batches import group_by_length
 from mmspec.targets.causal import CacheState, CausalTarget, to_device
-from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable
+from mmspec.trees.growth import DynamicTree, TreeGrowth, choose_tree, drawable, smaller_trees
 from mmspec.trees.siblings import SiblingDraws, kind_of
 from mmspec.validation import MAX_DRAFT_TOKENS
 
@@ -170,6 +170,15 @@ class HeadDrafter(TrainedDrafter):
         """The largest depth that the head can predict, and its meaning, for messages."""
         return MAX_DRAFT_TOKENS, "the most nodes of a tree"
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(each.depth for each in smaller_trees(self.shape)) if self.rates_paths else ()
+
+    @property
+    def candidates_of_sizes(self) -> tuple[int, ...]:
+        trees = smaller_trees(self.shape) if self.rates_paths else ()
+        return tuple(each.num_draft_tokens for each in trees)
+
     def check(self, target: AnyTarget) -> None:
         super().check(target)
         known = self.model.draft_tokens
@@ -209,6 +218,9 @@ class HeadSession(DraftSession):
         self.target, self.sampler, self.random = drafter.fitted_target, batch.sampler, batch.random
         self.read_out, self.names = drafter.read_out, drafter.names
         self.copies = len(batch.prompts) // len(batch.requests)
+
+    def resize(self, choice: int) -> None:
+        self.shape = smaller_trees(self.drafter.shape)[choice]
 
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         if isinstance(self.drafter.shape, DynamicTree):
@@ -285,7 +297,8 @@ class CachingSession(HeadSession):
         accepted: [B] index of the newest of them, -1 for none; later ones are padding.
         has_read: whether the head has read them.
         later: tokens of the rounds after these, in which the head drafted nothing. They are appended before
-            the next draft: appending them each round would copy `features` each time.
+            the next draft: appending them each round would copy `features` each time. With `room` they are
+            written to the places of `features`, whose shape graphs require to stay.
     """
 
     row_fields = named("unread", "state", "features", "accepted")
@@ -381,6 +394,10 @@ class CachingSession(HeadSession):
         if self.has_read:
             self.has_read = False
             self._hold(committed)
+            self._lengthen(self.room)
+        elif self.room and not self.later and committed.tokens.shape[1] == 1:
+            self.accepted = self.accepted + 1
+            self._write(self.accepted[:, None], committed.tokens, committed.features)
         else:
             self.later = (*self.later, committed)
 
@@ -402,12 +419,22 @@ class CachingSession(HeadSession):
         unused = self.features.shape[1] + len(rounds)
         places = (starts[:, rounds] + nodes).where(nodes <= accepted[:, rounds], unused)
         tokens, features = ([getattr(each, name) for each in later] for name in ("tokens", "features"))
-        self._append(places, torch.cat(tokens, 1), torch.cat(features, 1))
+        self._lengthen(unused + 1)
+        self._write(places, torch.cat(tokens, 1), torch.cat(features, 1))
         self.accepted = self.accepted + (1 + accepted).sum(1)
 
-    def _append(self, places: Tensor, tokens: Tensor, features: Tensor) -> None:
+    def use_few_sizes(self, room: int = 0) -> None:
+        super().use_few_sizes(room)
+        self.room = room
+        self._lengthen(room)
+
+    def _lengthen(self, places: int) -> None:
+        """Pad `features` to so many places, if there are fewer."""
+        if (more := places - self.features.shape[1]) > 0:
+            self.features = pad(self.features, (0, 0, 0, more))
+
+    def _write(self, places: Tensor, tokens: Tensor, features: Tensor) -> None:
         """Write tokens [B, m] and their features [R, m, d] to places [B, m] of `features`."""
-        self.features = pad(self.features, (0, 0, 0, places.shape[1] + 1))
         put(self.features, self._copied(places), features)
 
     def _keep(self, accepted: Tensor, read: int) -> None:

@@ -84,10 +84,14 @@ class FeatureSession(CachingSession):
         super()._hold(committed)
         self.tokens = committed.tokens.roll(-1, 1)
 
-    def _append(self, places: Tensor, tokens: Tensor, features: Tensor) -> None:
-        super()._append(places, tokens, features)
-        # features are of the token before
-        self.tokens = pad(self.tokens, (0, places.shape[1] + 1)).scatter(1, places - 1, tokens)
+    def _lengthen(self, places: int) -> None:
+        super()._lengthen(places)
+        if (more := places - self.tokens.shape[1]) > 0:
+            self.tokens = pad(self.tokens, (0, more))
+
+    def _write(self, places: Tensor, tokens: Tensor, features: Tensor) -> None:
+        super()._write(places, tokens, features)
+        self.tokens = self.tokens.scatter(1, places - 1, tokens)  # features are of the token before
 
     def _read_prompts(self, batch: PromptBatch) -> ChunkedPrefill[None]:
         prompts, device = batch.prompts, self.target.device

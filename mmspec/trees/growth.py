@@ -296,6 +296,23 @@ def static_tree(tree: str | int | Sequence[int], known: Sequence[str] = tuple(NA
     return StaticTree.named(tree)
 
 
+@functools.cache  # graphs know trees by their identity
+def smaller_trees(shape: TreeShape) -> tuple[TreeShape, ...]:
+    """Return a tree, and smaller ones down to a single candidate; a static tree has no smaller ones.
+
+    Each has half the levels of the one before, which a drafter computes one after the other, and a quarter of
+    its candidates, which the target computes together.
+    """
+    if not isinstance(shape, DynamicTree) or shape.num_draft_tokens == 1:
+        return (shape,)
+    depth = -(-shape.depth // 2)
+    nodes = max(depth, -(-shape.num_draft_tokens // 4))
+    top_k = min(shape.top_k, nodes)
+    nodes = min(nodes, top_k + (depth - 1) * top_k**2)
+    smaller = replace(shape, num_draft_tokens=nodes, depth=depth, top_k=top_k)
+    return shape, *smaller_trees(smaller)
+
+
 def drawable(shape: Shape, sampling: str) -> Shape:
     """Return the shape, checking that siblings can be drawn in it.
 

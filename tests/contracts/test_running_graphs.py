@@ -17,6 +17,7 @@ from mmspec.pipelines.running_batch import RunningBatch
 from mmspec.pipelines.vision_language import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, steps
 from tests.methods import eagle_checks
+from tests.pipelines.test_running_batch import follow_scripts
 from tests.tiny_models import VISION_LANGUAGE_FAMILIES
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
 
@@ -48,8 +49,14 @@ def decode(batch: RunningBatch, requests: list[dict[str, Any]], together: int) -
 
 def text_pipe(accelerator: str) -> VisionLanguagePipeline:
     model, processor = VISION_LANGUAGE_FAMILIES["llava"]()
-    options = {"drafter": eagle_checks.head_for(CausalTarget(model))} if accelerator == "eagle" else {}
-    return VisionLanguagePipeline(model, processor, accelerator=accelerator, **options)
+    name, _, changes = accelerator.partition(", ")
+    options: dict[str, Any] = {"length": "cost" if changes else "fixed"}
+    if name == "eagle":
+        options["drafter"] = eagle_checks.head_for(CausalTarget(model))
+    pipe = VisionLanguagePipeline(model, processor, accelerator=name, **options)
+    if changes:
+        follow_scripts(pipe)
+    return pipe
 
 
 def image_pipe(accelerator: str, **options: Any) -> ImagePipeline:
@@ -134,7 +141,7 @@ def test_a_round_without_memory_ends_the_newest_request(
     assert ended[handles[0]].error is None and ended[handles[1]].error is None
 
 
-@pytest.mark.parametrize("accelerator", ["none", "eagle"])
+@pytest.mark.parametrize("accelerator", ["none", "eagle", "eagle, of changing sizes"])
 def test_a_batch_that_captures_at_first_captures_nothing_later(accelerator: str) -> None:
     """Settings of the usual kinds, also when a request with another kind has been and gone."""
     unusual = "min_p", "repetition_penalty"

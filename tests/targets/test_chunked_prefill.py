@@ -137,7 +137,6 @@ def test_a_ragged_batch_answers_as_generate(name: str) -> None:
         assert run.outputs() == [generate(target.model, row, 20) for row in prompts]
 
 
-@pytest.mark.parametrize("name", STEPPED_MODELS)
 def tiny_gemma3() -> Any:
     """A Gemma 3 with four tokens for each image, which attend to one another, and a window of eight."""
     torch.manual_seed(0)
@@ -202,6 +201,7 @@ def test_prompts_with_such_images_continue_stored_ones(gemma3: Any) -> None:
     other.close()
 
 
+@pytest.mark.parametrize("name", STEPPED_MODELS)
 def test_models_whose_mixers_step_token_by_token_read_whole(name: str) -> None:
     target, prompts = CausalTarget(MODELS[name]()), [prompt(length) for length in LENGTHS]
     target.prefill_tokens = SIZE

@@ -340,32 +340,29 @@ def test_measured_costs_outlive_a_call_and_not_a_change_of_target():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "temperature", "device", "expected"),
+    ("name", "options", "temperature", "expected"),
     [
-        ("copy", {}, 0.0, "cpu", True),
-        ("copy", {}, 1.0, "cpu", True),
-        ("copy", {"length": "fixed"}, 0.0, "cpu", False),
-        ("copy", {}, 1.0, "cuda", False),
-        ("draft_model", {"model": "llama"}, 1.0, "cpu", True),
-        ("draft_model", {"model": "llama"}, 1.0, "cuda", False),
-        ("draft_model", {"model": "llama", "length": "cost"}, 1.0, "cuda", True),
-        ("draft_model", {"model": "llama", "sampling": "sampled"}, 0.0, "cpu", True),
-        ("draft_model", {"model": "llama", "sampling": "sampled"}, 1.0, "cpu", False),
-        ("draft_model", {"model": "llama", "sampling": "sampled", "length": "cost"}, 1.0, "cpu", True),
-        ("draft_model", {"model": "llama", "length": "confidence"}, 1.0, "cpu", False),
-        ("copy", {"acceptance": "typical"}, 1.0, "cpu", False),
-        ("copy", {"acceptance": "top_beta"}, 0.0, "cpu", False),
-        ("draft_model", {"model": "llama", "sampling": "sampled", "acceptance": "lantern"}, 0.0, "cpu", True),
-        ("none", {}, 0.0, "cpu", False),
-        ("sjd", {}, 1.0, "cpu", False),
+        ("copy", {}, 0.0, True),
+        ("copy", {}, 1.0, True),
+        ("copy", {"length": "fixed"}, 0.0, False),
+        ("draft_model", {"model": "llama"}, 1.0, True),
+        ("draft_model", {"model": "llama", "sampling": "sampled"}, 0.0, True),
+        ("draft_model", {"model": "llama", "sampling": "sampled"}, 1.0, False),
+        ("draft_model", {"model": "llama", "sampling": "sampled", "length": "cost"}, 1.0, True),
+        ("draft_model", {"model": "llama", "length": "confidence"}, 1.0, False),
+        ("copy", {"acceptance": "typical"}, 1.0, False),
+        ("copy", {"acceptance": "top_beta"}, 0.0, False),
+        ("draft_model", {"model": "llama", "sampling": "sampled", "acceptance": "lantern"}, 0.0, True),
+        ("none", {}, 0.0, False),
+        ("sjd", {}, 1.0, False),
     ],
 )
 def test_sizes_are_chosen_where_no_token_can_depend_on_them(
-    chosen_by_cost, name, options, temperature, device, expected
+    chosen_by_cost, name, options, temperature, expected
 ):
     options = {key: llama() if value == "llama" else value for key, value in options.items()}
     accelerator = build_accelerator(name, **options)
-    assert chosen_by_cost(accelerator, Sampler(temperature), torch.device(device)) is expected
+    assert chosen_by_cost(accelerator, Sampler(temperature)) is expected
 
 
 @pytest.mark.parametrize(

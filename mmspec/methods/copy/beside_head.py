@@ -56,6 +56,10 @@ class CopyBesideHeadSession(CopySession):
     def tighten(self, emitted: Sequence[int]) -> None:
         self.head.tighten(emitted)
 
+    def resize(self, choice: int) -> None:
+        super().resize(choice)
+        self.head.resize(choice)
+
     def limit(self, nodes: int, least: Callable[[int], Sequence[float]]) -> None:
         self.head.limit(nodes, least)
 
@@ -105,6 +109,14 @@ class CopyBesideHeadDrafter(CopyDrafter):
 
     def compile(self) -> None:
         self.head.compile()
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.head.sizes
+
+    @property
+    def candidates_of_sizes(self) -> tuple[int, ...]:
+        return self.head.candidates_of_sizes
 
     def check(self, target: AnyTarget) -> None:
         super().check(target)

@@ -162,19 +162,24 @@ def grow(
 
 
 class CopySession(DraftSession):
-    """Indexes of the texts of one batch, one per row, and their trees of continuations."""
+    """Indexes of the texts of one batch, one per row, and their trees of continuations.
+
+    Attributes:
+        most: largest number of candidates of the next draft.
+    """
 
     row_fields = named("indexes", "trees", "guesses")
 
     def __init__(self, drafter: CopyDrafter, batch: PromptBatch) -> None:
         self.drafter, self.sizes = drafter, half_lengths(drafter.num_draft_tokens)
+        self.most = drafter.num_draft_tokens
         self.indexes = [SuffixIndex() for _ in batch.requests]
         self.trees: list[list[Continuation]] = [[] for _ in batch.requests]
         self.guesses: list[Guesses] = [{} for _ in batch.requests]
 
     def propose(self, canvas: Canvas) -> Tree:
         self._read(canvas)
-        trees = self.trees
+        trees = [tree[: self.most] for tree in self.trees]  # the likeliest candidates, with their parents
         nodes = 1 + max(map(len, trees))
         if can_capture(canvas.device):  # few sizes, since a graph is captured for each
             nodes = 1 + min(size for size in (0, *self.sizes) if size >= nodes - 1)
@@ -195,6 +200,9 @@ class CopySession(DraftSession):
         children = min(nodes - 1, self.drafter.top_k)
         faulty = torch.zeros(rows, dtype=torch.bool, device=canvas.device)
         return Tree(tokens, valid, kind, PointMass(tokens[:, 1:]), faulty, parents, deepest, children)
+
+    def resize(self, choice: int) -> None:
+        self.most = self.drafter.candidates_of_sizes[choice]
 
     def _read(self, canvas: Canvas) -> None:
         """Index the new tokens, and grow the trees after them."""
@@ -239,6 +247,10 @@ class CopyDrafter(SessionDrafter):
         self.min_match, self.top_k = min_match, top_k
         self.max_nodes, self.branches = num_draft_tokens + 1, top_k > 1
         self.corpus = None if corpus is None else Trigrams.load(corpus)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return half_lengths(self.num_draft_tokens)
 
     def check(self, target: AnyTarget) -> None:
         if self.corpus is not None and self.corpus.vocabulary > target.vocabulary:

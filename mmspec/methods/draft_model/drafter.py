@@ -101,7 +101,7 @@ class DraftModelSession(DraftSession):
         # Reading the last two tokens again, whatever was accepted, keeps one shape for all rows: the token
         # before the root may be the draft's own last one, which was not read yet. Every round without a
         # draft adds one unread token, and others' candidates add more.
-        emitted, newest, self.unread = canvas.emitted, 1 + self.unread, 0
+        emitted, newest, self.unread = canvas.emitted, self.room or 1 + self.unread, 0
         cache = self.state.cache
         # rows that entered later have fewer tokens, and finished rows may have stopped before
         counts = None if newest <= 2 else (emitted + 1).clamp_max(newest)
@@ -155,11 +155,19 @@ class DraftModelSession(DraftSession):
                 return growth.draft()[0]
             logits = self._score(growth.nodes(growth.tokens))
 
+    def use_few_sizes(self, room: int = 0) -> None:
+        super().use_few_sizes(room)
+        self.room = room
+        if room:
+            self.unread = 0  # of no effect now; graphs are not to depend on it
+
     def resize(self, choice: int) -> None:
         self.num_draft_tokens = self.drafter.sizes[choice]
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         proposed, self.proposed = self.proposed, None
+        if self.room:  # the last tokens of that number are read again, whatever was read
+            return
         self.unread += 1
         if draft is not proposed or self.drafter.mask_token is not None:
             self.unread += draft.max_depth

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class PacingConfig:
         remeasure_rounds: rounds after which a plain round is measured again, because contexts grow and the
             load of the machine changes.
         node_cost: estimated cost of one more candidate of a single row if no round of that size was measured.
+        costs_scale: whether the measured cost of a candidate is expected to grow with the number of rows.
         least_speedup: speed-up over plain decoding from which drafting pays off.
         stall: multiple of its expected cost at which the cost of a round is capped; other work took the rest.
         first_pause: rounds of the first pause; each further one is twice as long until drafting has gained
@@ -43,6 +44,7 @@ class PacingConfig:
     revisit_rounds: int = 64
     remeasure_rounds: int = 32
     node_cost: float = 0.06
+    costs_scale: bool = True
     least_speedup: float = 1.02
     stall: float = 2.0
     first_pause: int = 32
@@ -53,6 +55,13 @@ class PacingConfig:
     next_rate: float = 0.7
     least_nodes: int = 2
     bin_edges: tuple[float, ...] = (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97)
+
+    def for_gpus(self) -> PacingConfig:
+        """Return constants for GPUs, which compute some 200 tokens while they read the weights once.
+
+        Until then, neither a token nor a level of a drafter costs more for more rows.
+        """
+        return replace(self, node_cost=0.005, costs_scale=False)
 
 
 DEFAULT_PACING = PacingConfig()

@@ -39,7 +39,7 @@ class RoundCosts:
         """Estimate `node_share` from the costs that were measured at another number of rows."""
         self.node_share = other.node_share
         smallest, rows = len(other.sizes) - 1, other.rows
-        if other.is_measured(smallest) and other.is_measured(PLAIN):
+        if self.config.costs_scale and other.is_measured(smallest) and other.is_measured(PLAIN):
             cost = min(1.0, max(0.0, (other(smallest) - 1) / other.sizes[smallest]))
             # few nodes can be free where more of them are not
             self.node_share = max(self.config.node_cost, cost / (rows - cost * (rows - 1)))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from itertools import accumulate
 from time import perf_counter
 from typing import Generic, Self, TypeVar, cast
 
+import torch
 from torch import nn
 
-from mmspec.core.canvas import Canvas, Stopping
+from mmspec.core.canvas import Canvas, Emission, Stopping
 from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import Draft, Tree
@@ -23,6 +25,7 @@ from mmspec.core.interfaces import (
     TargetOutput,
     TargetState,
 )
+from mmspec.core.loop import runs_by_itself
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.rows import Rows, named
 from mmspec.core.sampling import AnySampler, Sampler
@@ -33,17 +36,21 @@ from mmspec.trees.pacing.config import DEFAULT_PACING, PacingConfig
 from mmspec.trees.pacing.costs import PLAIN
 from mmspec.trees.pacing.pruning import PruningPolicy
 from mmspec.trees.pacing.sizes import SizePolicy, half_lengths
+from mmspec.trees.pacing.times import DeviceTimes, HostTimes, RoundTimes
 
 PacingPolicy = SizePolicy | PruningPolicy
 Policy = TypeVar("Policy", bound=PacingPolicy)
+CPU = torch.device("cpu")
+#: A head that rests in graphs reads at least so many tokens at a time: it takes as long to read one.
+LEAST_ROOM = 8
 
 
 class PacedSession(DraftSession, Generic[Policy]):
     """Wraps another drafter's session, and reports the time and tokens of each round to a policy.
 
-    A round lasts from `propose` until the host has read its tokens. Prefills belong to no round: they take
-    the same time for every draft size. A round to which grammars have added certain tokens costs more, and
-    gives more, than its choice: it counts only until the choice is measured.
+    On a CPU, a round lasts until the host has read its tokens; on a GPU, until they are sent. Prefills belong
+    to no round: they take the same time for every draft size. A round to which grammars have added certain
+    tokens costs more, and gives more, than its choice: it counts only until the choice is measured.
 
     Args:
         drafter: the drafter of the session.
@@ -54,36 +61,45 @@ class PacedSession(DraftSession, Generic[Policy]):
         may_vary: of each row, whether its output does not depend on the size of its drafts. Drafts are whole
             while it does for any row.
         policy: of the current number of rows; it outlives the session.
-        choice: of the current round; None between rounds, and in a round with a whole draft.
-        started: start of the current round, in seconds.
-        lengths: of the outputs at that time, in tokens.
+        times: of rounds.
+        choice: of the current round; None in a round that does not count, such as one with a whole draft.
         nodes: n of the current draft, without certain tokens.
     """
 
     row_fields = named("inner", "may_vary")
+    scratch = DraftSession.scratch | {"policy", "times", "choice", "nodes", "_choices"}
 
     policy: Policy
 
     def __init__(self, drafter: PacedDrafter, batch: PromptBatch) -> None:
+        device = batch.prefill.logits.device
         self.drafter = drafter
         self.inner = drafter.inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
         self.may_vary = [drafter.may_vary(batch.sampler)] * len(batch.requests)
+        self.times: RoundTimes = DeviceTimes(device) if runs_by_itself(device) else HostTimes(drafter.clock)
         self.choice: int | None = None
-        self.started = 0.0
-        self.lengths: list[int] = []
         self.nodes = 0
+        self._choices: deque[int | None] = deque()  # of the rounds that the host has not read
         self._nothing = batch.prefill.logits.new_zeros(1, 0, batch.prefill.logits.shape[-1])
 
+    def begin_round(self, canvas: Canvas) -> None:
+        self._decide(canvas)
+        self.times.begin()
+
     def propose(self, canvas: Canvas) -> Draft:
-        self.started, self.lengths = self.drafter.clock(), list(canvas.output_lengths)
-        if all(self.may_vary):
-            self.policy = cast(Policy, self.drafter.policy_for(len(canvas.ids)))
-            self.choice, draft = self._draft(canvas)
-        else:
-            self.choice, draft = None, self._draft_whole(canvas)
-        self.passes = self.inner.passes
+        draft = self._draft(canvas)
         self.nodes = draft.valid.shape[1]
         return draft
+
+    def end_round(self, draft: Draft, is_usual: bool) -> None:
+        self.times.end()
+        self.passes = self.inner.passes
+        self._choices.append(self.choice if is_usual else None)
+
+    def learn(self, canvas: Canvas, emission: Emission) -> None:
+        choice, seconds = self._choices.popleft(), self.times.read()
+        if choice is not None:
+            self._record(canvas, choice, list(map(len, emission.tokens)), seconds)
 
     def part(self, rows: Sequence[int], count: int | None = None) -> Self:
         return Rows.part(self, rows, count)  # the wrapped session knows whether to prepare
@@ -94,24 +110,20 @@ class PacedSession(DraftSession, Generic[Policy]):
     def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
         return Rows.overwritten(self, slots, other, counts)
 
-    def learn(self, canvas: Canvas) -> None:
-        choice, self.choice = self.choice, None
-        if choice is not None:
-            lengths = zip(canvas.output_lengths, self.lengths, strict=True)
-            grown = [new - old for new, old in lengths]
-            self._record(canvas, choice, grown, self.drafter.clock() - self.started)
+    @abstractmethod
+    def _decide(self, canvas: Canvas) -> None:
+        """Decide on the host whether this round has a draft; prompts are read before the first one."""
+
+    @abstractmethod
+    def _draft(self, canvas: Canvas) -> Draft:
+        """Draft as decided."""
 
     @abstractmethod
     def _record(self, canvas: Canvas, choice: int, grown: Sequence[int], seconds: float) -> None:
-        """Record the last round: its choice, the tokens of each of the B rows, and its time."""
+        """Record a round: its choice, the tokens of each of the B rows, and its time."""
 
-    @abstractmethod
-    def _draft(self, canvas: Canvas) -> tuple[int, Draft]:
-        """Choose the size of this round's draft, and draft it."""
-
-    @abstractmethod
-    def _draft_whole(self, canvas: Canvas) -> Draft:
-        """Draft the full size."""
+    def _policy_for(self, canvas: Canvas) -> Policy:
+        return cast(Policy, self.drafter.policy_for(len(canvas.ids), canvas.device))
 
     def _plain(self, canvas: Canvas) -> Tree:
         """Return the draft of a plain round: the root alone."""
@@ -121,7 +133,6 @@ class PacedSession(DraftSession, Generic[Policy]):
 
     def deferred_prefill(self) -> ChunkedPrefill[None]:
         yield from self.inner.deferred_prefill()
-        self.started = self.drafter.clock()
 
     def attach(self, state: TargetState) -> None:
         self.inner.attach(state)
@@ -131,34 +142,76 @@ class PacedSession(DraftSession, Generic[Policy]):
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         self.inner.observe(draft, output, scores, verdict)
-        is_longer = draft.valid.shape[1] > self.nodes
+        is_longer = draft.valid.shape[1] > self.nodes  # only in rounds without a graph
         if is_longer and self.choice is not None and self.policy.cost.is_measured(self.choice):
             self.choice = None
 
 
 class SizedSession(PacedSession[SizePolicy]):
-    """Session that sets the size of every draft in advance."""
+    """Session that sets the size of every draft before the round, and so without its probabilities.
+
+    Each size has a graph. So has a round without a draft, in which a session of a limited `room` reads
+    nothing, and one in which it drafts to read what was committed, and the draft is dropped: a head that
+    rests can draft again at any time, and reads no more than `room` tokens then.
+
+    Attributes:
+        drafts: whether this round has a draft.
+        reads: whether the wrapped session drafts.
+        held: upper bound of the tokens that were committed since it last read.
+    """
+
+    scratch = PacedSession.scratch | {"held"}
+
+    def __init__(self, drafter: PacedDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        self.drafts, self.reads = False, False
+        self.held = 1  # the first token
+
+    def use_few_sizes(self, room: int = 0) -> None:
+        inner = self.drafter.inner
+        deepest = max(inner.sizes, default=inner.max_nodes - 1)
+        self.inner.use_few_sizes(max(min(LEAST_ROOM, inner.max_nodes), deepest + 1))
+
+    def joined(self, other: Self, counts: tuple[int, int]) -> Self:
+        self.held = max(self.held, other.held)
+        return super().joined(other, counts)
+
+    def overwritten(self, slots: Sequence[int], other: Self, counts: tuple[int, int]) -> Self:
+        self.held = max(self.held, other.held)
+        return super().overwritten(slots, other, counts)
+
+    def _decide(self, canvas: Canvas) -> None:
+        choice, reads = 1, False  # the whole draft
+        self.choice = None
+        if self.drafter.rehearsed is not None:
+            choice, reads = self.drafter.rehearsed
+        elif all(self.may_vary):
+            self.policy = self._policy_for(canvas)
+            self.choice = choice = self.policy.choose()
+        self.drafts = choice != PLAIN
+        self.reads = self.drafts or reads or 0 < self.inner.room <= self.held
+        if sizes := self.drafter.inner.sizes:  # the smallest for a draft that is dropped
+            self.inner.resize((choice - 1) % len(sizes))
+        if self.reads:
+            self.prepare()
+
+    def _draft(self, canvas: Canvas) -> Draft:
+        draft = self.inner.propose(canvas) if self.reads else None
+        return draft if draft is not None and self.drafts else self._plain(canvas)
+
+    def end_round(self, draft: Draft, is_usual: bool) -> None:
+        super().end_round(draft, is_usual)
+        self.held = (0 if self.reads else self.held) + draft.reach
 
     def _record(self, canvas: Canvas, choice: int, grown: Sequence[int], seconds: float) -> None:
         self.policy.record(choice, [count for count in grown if count], seconds)
 
-    def _draft(self, canvas: Canvas) -> tuple[int, Draft]:
-        choice = self.policy.choose()
-        if choice == PLAIN:
-            return PLAIN, self._plain(canvas)
-        self.prepare()
-        self.inner.resize(choice - 1)
-        return choice, self.inner.propose(canvas)
-
-    def _draft_whole(self, canvas: Canvas) -> Draft:
-        self.inner.resize(0)
-        return self.inner.propose(canvas)
-
 
 class PrunedSession(PacedSession[PruningPolicy]):
-    """Session that prunes every draft.
+    """Session that prunes every draft on the host, which reads its probabilities: for CPUs.
 
     Attributes:
+        rests: whether this round is plain.
         drafting: seconds of the current round that drafting took.
         levels: number of levels that the drafter's own model drafted in this round.
         candidates: of each row in this round, before pruning.
@@ -170,8 +223,40 @@ class PrunedSession(PacedSession[PruningPolicy]):
 
     def _forget(self) -> None:
         """Reset the data of the current round."""
-        self.drafting, self.levels = 0.0, 0
+        self.rests, self.drafting, self.levels = False, 0.0, 0
         self.candidates: list[list[Candidate]] = []
+
+    def _decide(self, canvas: Canvas) -> None:
+        self._forget()
+        self.policy = self._policy_for(canvas)
+        self.rests = all(self.may_vary) and self.policy.rests()
+        if not self.rests:
+            self.prepare()
+
+    def _draft(self, canvas: Canvas) -> Draft:
+        self.choice = PLAIN if self.rests else None
+        if self.rests:
+            return self._plain(canvas)
+        if not all(self.may_vary):
+            self.inner.limit(self.drafter.max_nodes, lambda depth: [])
+            return self.inner.propose(canvas)
+        policy, before = self.policy, self.inner.passes
+        self.inner.limit(policy.limit, policy.least)
+        draft = cast(Tree, self.inner.propose(canvas))  # drafters that rate paths propose trees
+        self.levels = draft.max_depth if self.inner.passes > before else 0
+        self.candidates = policy.calibrate.rate(draft, self.inner.likelihoods)
+        rows = zip(self.candidates, canvas.finish_reasons, strict=True)
+        unfinished = [row for row, ended in rows if ended is None]
+        sums = [list(accumulate((each.path for each in row), initial=1.0)) for row in unfinished]
+        self.choice = policy.choose(sums)
+        kept = [[each.node for each in row[: policy.nodes[self.choice]]] for row in self.candidates]
+        most = max(map(len, kept))
+        if can_capture(canvas.device):  # few sizes, because each is captured in a graph
+            most = min(size for size in policy.nodes if size >= most)
+        if most + 1 < draft.tokens.shape[1]:
+            draft = draft.part_of(kept, most)
+        self.drafting = self.times.read()
+        return draft
 
     def _record(self, canvas: Canvas, choice: int, grown: Sequence[int], seconds: float) -> None:
         tokens = [count for count in grown if count]
@@ -180,36 +265,13 @@ class PrunedSession(PacedSession[PruningPolicy]):
             if count := grown[row]:
                 self.policy.calibrate.learn(candidates, canvas.ids[row][-count:])
 
-    def _draft(self, canvas: Canvas) -> tuple[int, Draft]:
-        policy, before = self.policy, self.inner.passes
-        self._forget()
-        if policy.rests():
-            return PLAIN, self._plain(canvas)
-        self.prepare()
-        self.inner.limit(policy.limit, policy.least)
-        draft = cast(Tree, self.inner.propose(canvas))  # drafters that rate paths propose trees
-        self.levels = draft.max_depth if self.inner.passes > before else 0
-        self.candidates = policy.calibrate.rate(draft, self.inner.likelihoods)
-        rows = zip(self.candidates, canvas.finish_reasons, strict=True)
-        unfinished = [row for row, ended in rows if ended is None]
-        sums = [list(accumulate((each.path for each in row), initial=1.0)) for row in unfinished]
-        choice = policy.choose(sums)
-        kept = [[each.node for each in row[: policy.nodes[choice]]] for row in self.candidates]
-        most = max(map(len, kept))
-        if can_capture(canvas.device):  # few sizes, because each is captured in a graph
-            most = min(size for size in policy.nodes if size >= most)
-        if most + 1 < draft.tokens.shape[1]:
-            draft = draft.part_of(kept, most)
-        self.drafting = self.drafter.clock() - self.started
-        return choice, draft
-
-    def _draft_whole(self, canvas: Canvas) -> Draft:
-        self.inner.limit(self.drafter.max_nodes, lambda depth: [])
-        return self.inner.propose(canvas)
-
 
 class PacedDrafter(Drafter):
     """Wraps a drafter, with a policy for each batch size that chooses the draft sizes.
+
+    On a CPU, drafts of a drafter that rates paths are pruned by their probabilities, which the host reads. On
+    a GPU that read would be a second synchronisation in a round, and no graph could hold a whole round: there
+    the size is chosen before the round, by what the host has read so far.
 
     Args:
         inner: the wrapped drafter.
@@ -217,6 +279,9 @@ class PacedDrafter(Drafter):
         clock: returns seconds.
         config: constants of new policies.
         may_vary: whether the output of rows with these settings does not depend on the size of drafts.
+
+    Attributes:
+        rehearsed: choice of all rounds, and whether a session reads in one without a draft; None to choose.
     """
 
     def __init__(
@@ -229,7 +294,8 @@ class PacedDrafter(Drafter):
     ) -> None:
         self.inner, self.policies, self.clock, self.config = inner, policies, clock, config
         self.may_vary = may_vary
-        self.kind, self.max_nodes = inner.kind, inner.max_nodes
+        self.rehearsed: tuple[int, bool] | None = None
+        self.kind, self.max_nodes, self.runs_ahead = inner.kind, inner.max_nodes, inner.runs_ahead
         self.taps, self.branches, self.draws_anew = inner.taps, inner.branches, inner.draws_anew
         self.exactness, self.keeps, self.shares_tree = inner.exactness, inner.keeps, inner.shares_tree
 
@@ -241,9 +307,13 @@ class PacedDrafter(Drafter):
         self, requests: Sequence[Request], prefill: PromptOutput, sampler: AnySampler, random: RandomStream
     ) -> DraftSession:
         batch = PromptBatch(requests, prefill, sampler, random)
-        return PrunedSession(self, batch) if self.inner.rates_paths else SizedSession(self, batch)
+        prunes = self._prunes(prefill.logits.device)
+        return PrunedSession(self, batch) if prunes else SizedSession(self, batch)
 
-    def policy_for(self, rows: int) -> PacingPolicy:
+    def _prunes(self, device: torch.device) -> bool:
+        return self.inner.rates_paths and not runs_by_itself(device)
+
+    def policy_for(self, rows: int, device: torch.device = CPU) -> PacingPolicy:
         """Return the policy of batches of about this size; a new one continues from that of the nearest.
 
         A trial in a wide batch is expensive, and is postponed where it is expected to lose.
@@ -254,22 +324,38 @@ class PacedDrafter(Drafter):
             nearest = min(
                 self.policies, key=lambda known: (max(known / size, size / known), known), default=None
             )
-            policy = self.policies.setdefault(size, self.new_policy(size))
+            policy = self.policies.setdefault(size, self.new_policy(size, device))
             if nearest is not None:
                 policy.continue_from(self.policies[nearest])  # type: ignore[arg-type]  # of the same drafter
             policy.rest_unless_promising()
         return self.policies[size]
 
-    def new_policy(self, rows: int) -> PacingPolicy:
-        """Create a policy without measurements: a pruning one if the drafter rates paths."""
-        if not self.inner.rates_paths:
-            return SizePolicy(self.inner.sizes, self.config, rows)
+    def new_policy(self, rows: int, device: torch.device = CPU) -> PacingPolicy:
+        """Create a policy without measurements."""
+        if not self._prunes(device):
+            config = self.config.for_gpus() if runs_by_itself(device) else self.config
+            whole = (self.inner.max_nodes - 1,)
+            depths, nodes = self.inner.sizes or whole, self.inner.candidates_of_sizes or whole
+            return SizePolicy(depths, config, rows, nodes)
         queries = self.inner.queries_of
         if not queries(0):
             return PruningPolicy(half_lengths(self.max_nodes - 1), config=self.config, rows=rows)
         largest = max(size for size in range(self.max_nodes) if size + queries(size) < self.max_nodes)
         sizes = (*half_lengths(largest), 0)
         return PruningPolicy(sizes, [queries(size) for size in sizes], self.config, rows)
+
+    def rehearse(self, device: torch.device) -> Generator[None, None, None]:
+        """Yield for each size, and for rounds without a draft in which a session reads nothing, and reads."""
+        if not runs_by_itself(device):
+            yield
+            return
+        kinds = [(PLAIN, False), (PLAIN, True)]
+        kinds += [(1 + size, True) for size in range(max(1, len(self.inner.sizes)))]
+        try:
+            for self.rehearsed in kinds:
+                yield
+        finally:
+            self.rehearsed = None
 
     def admit(self, requests: Sequence[Request], sampler: Sampler, stopping: Stopping) -> None:
         self.inner.admit(requests, sampler, stopping)

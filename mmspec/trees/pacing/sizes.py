@@ -28,11 +28,18 @@ class SizePolicy:
             choices 1, 2, ... are these.
         config: constants of pacing.
         rows: number of rows of the rounds.
+        nodes: number of candidates of each size; those of chains by default.
     """
 
-    def __init__(self, depths: Sequence[int], config: PacingConfig = DEFAULT_PACING, rows: int = 1) -> None:
+    def __init__(
+        self,
+        depths: Sequence[int],
+        config: PacingConfig = DEFAULT_PACING,
+        rows: int = 1,
+        nodes: Sequence[int] = (),
+    ) -> None:
         self.depths, self.config, self.rows = (0, *depths), config, rows
-        self.cost = RoundCosts(self.depths, config, rows)
+        self.cost = RoundCosts((0, *(nodes or depths)), config, rows)
         self._pauses = Pauses(config, config.longest_trial)
         self._reached, self._accepted = ([0.0] * max(self.depths) for _ in range(2))  # decayed, by depth
         self._surplus = [1.0] * len(self.depths)  # measured tokens over those that depth alone predicts
