@@ -8,6 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -22,6 +23,8 @@ from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.methods.eagle3.drafter import Eagle3Drafter
+from mmspec.methods.eagle3.head import ParallelConfig, ParallelHead
+from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.pipelines.running_batch import RunningBatch
 from mmspec.targets.causal import CausalTarget
 from mmspec.targets.steps import CapturedForward
@@ -30,7 +33,7 @@ from mmspec.trees.matching import SampleAndMatch
 from tests.contracts.checks import PROMPTS
 from tests.contracts.running import Run, as_request, decode, random_prompts
 from tests.contracts.test_late_reading import same
-from tests.methods import dflash_checks, eagle3_checks, eagle_checks, heads_checks, test_ppd
+from tests.methods import dflash_checks, eagle3_checks, eagle_checks, flash_checks, heads_checks, test_ppd
 from tests.methods.eagle_checks import WORDS, Gullible
 from tests.tiny_models import tiny_lm
 from tests.trees.length_checks import paced
@@ -40,6 +43,9 @@ PACE = (0, 1, 0, 0, 2, 3, *[0] * 10, 1)
 TREE: dict[str, Any] = {"num_draft_tokens": 12, "depth": 4, "top_k": 3}
 DRAFTERS: dict[str, Callable[[CausalTarget], Drafter]] = {
     "draft_model": lambda target: DraftModelDrafter(words(5), 4),
+    "draft_model, masks": lambda target: DraftModelDrafter(masked(), 4),
+    "peagle": lambda target: Eagle3Drafter(parallel(target), **TREE).fit(target),
+    "flash": lambda target: FlashDrafter(flash_checks.head_for(target), **TREE).fit(target),
     "eagle": lambda target: GrownTreeDrafter(eagle_checks.head_for(target), **TREE).fit(target),
     "eagle3": lambda target: Eagle3Drafter(eagle3_checks.head_for(target), **TREE).fit(target),
     "dflash": lambda target: dflash_checks.drafter_for(target, num_draft_tokens=4),
@@ -59,6 +65,21 @@ def words(seed: int = 21) -> CausalTarget:
     return CausalTarget(tiny_lm(vocab=WORDS, seed=seed))
 
 
+def masked() -> CausalTarget:
+    """A parallel draft model, which reads all committed tokens again after masks."""
+    model = tiny_lm(vocab=WORDS, seed=5)
+    model.config.pard_token = WORDS - 1
+    return CausalTarget(model)
+
+
+def parallel(target: CausalTarget) -> ParallelHead:
+    """A head of P-EAGLE of random weights."""
+    config = ParallelConfig.for_target(target.config, target.vocabulary, mask_token=3, own_embedding=True)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return ParallelHead(config).to(target.dtype).eval().requires_grad_(False)
+
+
 def captured(target: CausalTarget) -> CausalTarget:
     target.steps = CapturedForward(target.model, target._step)
     return target
@@ -70,7 +91,7 @@ def calls(target: CausalTarget, drafter: Drafter | None, rule: AcceptanceRule) -
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.every(3)
+@pytest.mark.every(4)
 def test_drafts_of_any_sizes_and_rests_are_replayed(name: str) -> None:
     """The tokens are those of plain decoding, and the drafts those of a head that has read all tokens."""
     gullible, matches = Gullible(), SampleAndMatch()

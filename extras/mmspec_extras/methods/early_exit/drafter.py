@@ -116,6 +116,7 @@ class EarlyExitSession(DraftSession):
     """
 
     row_fields = named("sampler", "random")
+    scratch = DraftSession.scratch | {"drafted", "lengths"}  # read by the host alone
 
     state: CausalState
 
