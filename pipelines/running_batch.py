@@ -21,7 +21,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias, cast
 
 import torch
 
@@ -36,6 +36,7 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import AnySampler, RowSettings, Sampler
 from mmspec.core.statistics import DecodingStats, merge_stats
 from mmspec.errors import InputError, NoRoomError
+from mmspec.open_types import Keywords
 from mmspec.pipelines.outputs import CallOutput
 from mmspec.plugins import METHODS
 from mmspec.targets import CausalTarget
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
     from mmspec.pipelines.base import MMSpecPipeline
     from mmspec.pipelines.image_generation import ImageCall
 
-__all__ = ["RowUpdate", "RunningBatch", "new_logprobs"]
+__all__ = ["PreparedRequest", "RowUpdate", "RunningBatch", "new_logprobs", "prepare_request"]
 
 MOST_ROWS = 1024
 CAPTURED_PLACES = 2048
@@ -54,6 +55,29 @@ USUAL_TOP_K = 50  # of transformers' generation configs
 ROUNDS_TO_CAPTURE = 3  # one without a graph, one that is captured, and a replay
 LEAST_SHARE = 2  # slots are given up if fewer of them are left than this, times the rows that run
 STAYS = "in a running batch; rows of others must stay together until all have ended"
+
+
+#: A call, and the function from the canvas of its rows to its output.
+PreparedRequest: TypeAlias = tuple["Call", Callable[[Canvas], CallOutput]]
+
+
+@torch.inference_mode()
+def prepare_request(pipe: MMSpecPipeline, prompt: object, arguments: Keywords) -> PreparedRequest:
+    """Prepare a request for a running batch of a pipeline, and encode its images, in any thread.
+
+    The batch decodes rounds meanwhile. The arguments are those of `RunningBatch.enter`.
+
+    Raises:
+        InputError: an argument cannot be used.
+    """
+    call, make_output = pipe._prepare_request(prompt, arguments)
+    reader = pipe.accelerator.drafter.reader
+    for request in call.requests:
+        for inputs in filter(None, (request.inputs, request.negative_inputs)):
+            pipe.target.encode_ahead(inputs)
+        if reader is not None:
+            reader.encode_ahead(request.draft_inputs or request.inputs)
+    return call, make_output
 
 
 @dataclass(frozen=True)
@@ -266,6 +290,11 @@ class RunningBatch:
             BaseException: an error of the model. The batch is unchanged after every error.
         """
         return self._enter(*self.pipe._prepare_request(prompt, arguments))
+
+    @torch.inference_mode()
+    def enter_prepared(self, request: PreparedRequest) -> int:
+        """Add a request of `prepare_request` to the batch; returns and raises what `enter` does."""
+        return self._enter(*request)
 
     def _enter(self, call: Call, make_output: Callable[[Canvas], CallOutput], at_once: bool = False) -> int:
         count = len(call.requests)

@@ -241,6 +241,10 @@ class Target(ABC, Generic[State]):
         """CUDA graphs of whole rounds; None to launch each operation."""
         return None
 
+    def encode_ahead(self, prompt: Mapping[str, Tensor]) -> None:
+        """Encode the images of a prompt that is prefilled later, in any thread. Optional."""
+        return None
+
     @property
     def reads_together(self) -> bool:
         """Whether `chunked_prefill` reads several short prompts in one forward pass."""

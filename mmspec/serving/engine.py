@@ -1,6 +1,7 @@
 """Engine of the server: a queue of waiting rows, and a worker thread that decodes the running batch.
 
-The worker decodes rounds and sends their results as events to the event loops of the requests.
+The worker decodes rounds and sends their results as events to the event loops of the requests. Another thread
+prepares the first waiting rows of text meanwhile: it tokenises their prompts and encodes their images.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import logging
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from itertools import islice
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -20,10 +23,11 @@ from mmspec.errors import InputError, MMSpecError, NoRoomError
 from mmspec.open_types import Keywords
 from mmspec.pipelines import ImageGenerationPipeline, SpeechPipeline
 from mmspec.pipelines.response_format import prepare_grammars
+from mmspec.pipelines.running_batch import PreparedRequest
 from mmspec.serving.errors import RequestError, as_request_error
 from mmspec.serving.metrics import ModelMetrics, RowTimes
 from mmspec.serving.request_log import fields_of, request_id
-from mmspec.serving.rows import Event, TextRows, WholeCalls, open_rows
+from mmspec.serving.rows import Event, TextRows, WholeCalls, open_rows, prepare_row, why_in_turn
 
 __all__ = ["IMAGES", "TEXT", "TRANSCRIPTS", "Engine", "Ticket"]
 
@@ -38,15 +42,20 @@ def made_by(pipeline: Any) -> str:
     return TRANSCRIPTS if isinstance(pipeline, SpeechPipeline) else TEXT
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Row:
-    """One row of a request: the arguments of `enter`."""
+    """One row of a request: the arguments of `enter`.
+
+    Attributes:
+        prepared: the prepared request, or the error of its preparation; None before.
+    """
 
     prompt: Any
     settings: Keywords
     ticket: Ticket
     index: int
     times: RowTimes
+    prepared: Future[PreparedRequest] | None = None
 
     def tell(self, event: Event) -> None:
         """Send an event to the request, from any thread."""
@@ -146,12 +155,16 @@ class Ticket:
 class WaitingRows:
     """Bounded first-in, first-out queue of rows, closed when the worker ends.
 
+    Args:
+        limit: largest number of rows.
+        ahead: number of the first rows that another thread prepares, before they can be taken; 0 for none.
+
     Attributes:
         last_move: when a row last entered the batch or was refused, in `time.monotonic` seconds.
     """
 
-    def __init__(self, limit: int) -> None:
-        self.limit, self.last_move = limit, 0.0
+    def __init__(self, limit: int, ahead: int = 0) -> None:
+        self.limit, self.ahead, self.last_move = limit, ahead, 0.0
         self.changed = threading.Condition()
         self.is_closed = False
         self._rows: deque[Row] = deque()
@@ -177,10 +190,40 @@ class WaitingRows:
             self._rows = deque(row for row in self._rows if row.ticket is not ticket)
             self.changed.notify_all()
 
+    @property
+    def _has_first(self) -> bool:
+        """Whether the first row can be taken."""
+        return bool(self._rows) and (not self.ahead or self._rows[0].prepared is not None)
+
     def take(self) -> Row | None:
-        """Remove and return the first row; None if there is none."""
+        """Remove and return the first row; None if there is none, or if it is not prepared."""
         with self.changed:
-            return self._rows.popleft() if self._rows else None
+            if not self._has_first:
+                return None
+            self.changed.notify_all()  # a further row can be prepared
+            return self._rows.popleft()
+
+    def prepare(self, prepare: Callable[[Row], PreparedRequest]) -> None:
+        """Prepare the first rows, one after another, until the queue is closed."""
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self.is_closed or self._unprepared is not None)
+                row = self._unprepared
+                if self.is_closed or row is None:
+                    return
+            prepared: Future[PreparedRequest] = Future()
+            try:
+                prepared.set_result(prepare(row))
+            except BaseException as error:  # raised where the row enters the batch
+                prepared.set_exception(error)
+            with self.changed:
+                row.prepared = prepared
+                self.changed.notify_all()
+
+    @property
+    def _unprepared(self) -> Row | None:
+        """The row to prepare next."""
+        return next((row for row in islice(self._rows, self.ahead) if row.prepared is None), None)
 
     def put_back(self, row: Row) -> None:
         """Put a row back to the front of the queue, unless it was cancelled."""
@@ -189,9 +232,9 @@ class WaitingRows:
                 self._rows.appendleft(row)
 
     def wait(self) -> None:
-        """Block until there is a row or the queue is closed."""
+        """Block until a row can be taken or the queue is closed."""
         with self.changed:
-            self.changed.wait_for(lambda: self._rows or self.is_closed)
+            self.changed.wait_for(lambda: self._has_first or self.is_closed)
 
     def close(self) -> list[Row]:
         """Close the queue; return its rows."""
@@ -233,7 +276,8 @@ class Engine:
         self.name, self.pipeline, self.rows, self.metrics = name, pipeline, rows, metrics
         self.adapters = tuple(adapters)
         self.makes = made_by(pipeline)
-        self.waiting = WaitingRows(max_waiting)
+        prepares = self.makes == TEXT and not adapters and why_in_turn(pipeline) is None
+        self.waiting = WaitingRows(max_waiting, rows if prepares else 0)
         self.is_ready = threading.Event()
         self._running: dict[Hashable, Row] = {}
         self._thread = threading.Thread(target=self._work, name=f"mmspec {name}", daemon=True)
@@ -283,6 +327,11 @@ class Engine:
         try:
             if self.makes == TEXT:
                 prepare_grammars(self.pipeline.model, self.pipeline.tokenizer)
+            if self.waiting.ahead:
+                name = f"mmspec {self.name} requests"
+                threading.Thread(
+                    target=self.waiting.prepare, args=[self._prepare], name=name, daemon=True
+                ).start()
             while not self.waiting.is_closed:
                 self._run_batch()
         except BaseException:
@@ -324,13 +373,17 @@ class Engine:
                 for handle, event in updates:
                     self._hand_out(handle, event)
 
+    def _prepare(self, row: Row) -> PreparedRequest:
+        return prepare_row(self.pipeline, row.prompt, **row.settings)
+
     def _enter(self, batch: TextRows | WholeCalls, row: Row) -> bool:
         """Enter a row into the batch, or send it the error; False if there is no room yet."""
         if row.ticket.is_cancelled:  # cancelled after it was removed from the queue
             return True
         began = perf_counter()
         try:
-            handle, prompt_tokens = batch.enter(row.prompt, **row.settings)
+            known: Keywords = {} if row.prepared is None else {"prepared": row.prepared.result()}
+            handle, prompt_tokens = batch.enter(row.prompt, **known, **row.settings)
         except NoRoomError:
             return False
         except Exception as error:

@@ -11,11 +11,18 @@ from mmspec.errors import InputError
 from mmspec.models.adapters import use_adapter
 from mmspec.open_types import Keywords
 from mmspec.pipelines import SpeechPipeline
-from mmspec.pipelines.running_batch import RowUpdate, RunningBatch, check_rows_move, new_logprobs
+from mmspec.pipelines.running_batch import (
+    PreparedRequest,
+    RowUpdate,
+    RunningBatch,
+    check_rows_move,
+    new_logprobs,
+    prepare_request,
+)
 from mmspec.serving.chat_settings import TextRules
 from mmspec.serving.token_entries import Piece, TokenPieces
 
-__all__ = ["Event", "TextRows", "open_rows", "why_in_turn"]
+__all__ = ["Event", "TextRows", "open_rows", "prepare_row", "why_in_turn"]
 
 
 @dataclass(frozen=True)
@@ -52,15 +59,30 @@ class TextRows:
         """Number of free rows."""
         return int(self._batch.free)
 
-    def enter(self, prompt: Any, rules: TextRules | None = None, **settings: Any) -> tuple[Hashable, int]:
+    def enter(
+        self,
+        prompt: Any,
+        rules: TextRules | None = None,
+        prepared: PreparedRequest | None = None,
+        **settings: Any,
+    ) -> tuple[Hashable, int]:
         """Enter a row into the batch; return its handle and the length of its prompt.
+
+        Args:
+            prompt: prompt of the row.
+            rules: of its text; None for rows without text.
+            prepared: result of `prepare_row`; None to prepare the row now.
+            settings: arguments of the pipeline.
 
         Raises:
             InputError: an argument of the pipeline cannot be used.
             NoRoomError: the row cannot be decoded together with those in the batch.
         """
         batch = self._batch
-        handle = batch.enter(prompt, **settings, **({} if rules is None else rules.settings(batch.pipe)))
+        if prepared is None:
+            handle = batch.enter(prompt, **with_rules(batch.pipe, rules, settings))
+        else:
+            handle = batch.enter_prepared(prepared)
         if rules is not None:
             self._texts[handle] = rules.pieces(batch.pipe, batch.text_before(handle))
         tokens = batch.prompt_tokens(handle)
@@ -98,6 +120,16 @@ class TextRows:
         if text is not None:
             pieces += self._texts.pop(update.handle).finish()
         return Event(pieces, update.output.finish_reasons[0], update.output, tokens=count)
+
+
+def with_rules(pipe: Any, rules: TextRules | None, settings: Keywords) -> Keywords:
+    """The arguments of a pipeline for a row with these rules of its text."""
+    return settings if rules is None else {**settings, **rules.settings(pipe)}
+
+
+def prepare_row(pipe: Any, prompt: Any, rules: TextRules | None = None, **settings: Any) -> PreparedRequest:
+    """Prepare a row of text for a running batch, in any thread; the arguments are those of `enter`."""
+    return prepare_request(pipe, prompt, with_rules(pipe, rules, settings))
 
 
 @dataclass(eq=False)

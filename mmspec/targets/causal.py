@@ -38,7 +38,7 @@ from mmspec.targets.merged import merge_projections
 from mmspec.targets.mixers import closed_form, find_mixers, mixers_in_turn, mixers_on_tree
 from mmspec.targets.model_state import computation_of, state_of
 from mmspec.targets.model_target import ModelTarget
-from mmspec.targets.prefix import TYPES, PrefixCache, PromptIdentity, identify, part_of
+from mmspec.targets.prefix import MEDIA, TYPES, PrefixCache, PromptIdentity, identify, part_of
 from mmspec.targets.rotary import change_of, find_changing, turned
 from mmspec.targets.steps import CapturedForward, CompiledForward, HiddenStates
 from mmspec.targets.thinned import reading_only
@@ -360,6 +360,25 @@ class CausalTarget(ModelTarget[AnyState]):
         ends = [each.logits for each in readings]
         logits = (ends[0] if len(ends) == 1 else torch.cat(ends))[:, None]
         return state, PromptOutput(logits, hidden, [each.cached for each in readings], cache=cache)
+
+    @torch.inference_mode()
+    def encode_ahead(self, prompt: Mapping[str, Tensor]) -> None:
+        """Encode the images of a prompt that is prefilled later, in any thread.
+
+        The prefill then finds them in the image cache. Models without one, or on several devices, encode
+        their images in the prefill.
+        """
+        memory, placed = self.prefix_cache, getattr(self.model, "hf_device_map", None) or {}
+        if memory is None or not MEDIA & prompt.keys() or len({*placed.values()}) > 1:
+            return
+        with memory.images.beside(self.device), self.computing()():
+            inputs, offset = self.arguments(prompt)
+            state = state_of(self.model, self._changing)
+            identity = None if state is None else self._identify(prompt, inputs, offset, state)
+            if identity is not None:
+                held = memory.held(identity)
+                images = [(item, inputs) for item in identity.items if item.stop > held]
+                memory.images.encode_ahead(self.model, images, identity.state)
 
     def extended(self, state: CausalState, kind: type[S], **fields: Any) -> S:
         """Return a state with further fields, of a class that has them; it replaces the given state."""

@@ -30,6 +30,7 @@ from mmspec.targets.media_items import MediaItem, find_items
 from mmspec.validation import is_integer
 
 __all__ = [
+    "MEDIA",
     "PER_TOKEN",
     "TOKENS",
     "TYPES",
@@ -213,6 +214,11 @@ class PrefixCache:
         layers = sorted(layer for part, layer in found if part == "keys")
         states = {layer: (found["keys", layer], found["values", layer]) for layer in layers}
         return Prefix(length, states, {tap: found["tap", tap][None] for tap in taps}, recurrent)
+
+    def held(self, prompt: PromptIdentity) -> int:
+        """Number of the first tokens of a prompt whose blocks are stored."""
+        keys, ends = prompt.keys(self.block), [0, *prompt.ends(self.block)]
+        return ends[next((index for index, key in enumerate(keys) if key not in self._table), len(keys))]
 
     def is_worth_waiting(self, prompt: PromptIdentity, others: Sequence[PromptIdentity]) -> bool:
         """Whether a prompt shares half of its tokens with prompts that will be stored, but are not yet."""

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import openai
 import psutil
@@ -208,6 +209,20 @@ def test_requests_enter_in_the_order_in_which_they_came(monkeypatch):
     engine.close()
     assert entered == list(range(len(scales)))
     assert refused == {1, 2, 4, 5}
+
+
+def test_a_row_that_comes_to_the_front_of_the_queue_is_prepared():
+    queue, rows = WaitingRows(4, ahead=1), [SimpleNamespace(prepared=None) for _ in range(2)]
+    thread = threading.Thread(target=queue.prepare, args=[id])
+    thread.start()
+    queue.add(rows)
+    queue.wait()
+    time.sleep(0.05)  # the thread waits
+    assert rows[1].prepared is None and queue.take() is rows[0]
+    until(lambda: rows[1].prepared is not None)
+    assert [row.prepared.result() for row in rows] == [id(row) for row in rows]
+    queue.close()
+    thread.join()
 
 
 def test_health_tells_of_a_worker_that_has_died(server):

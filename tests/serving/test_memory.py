@@ -5,6 +5,7 @@ import gc
 import io
 import os
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
@@ -15,9 +16,10 @@ from benchmarks.serving_memory import memory_after
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.serve import load_engine, remember_prompts
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.pipelines.running_batch import RunningBatch
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
-from tests.serving.conftest import Server, running
+from tests.serving.conftest import PATIENCE, Server, running, until
 from tests.tiny_models import tiny_image
 from tests.tiny_models.vision_language import save_family
 
@@ -95,6 +97,45 @@ def test_a_second_turn_encodes_no_image_and_says_the_same(pipe, scene_url, monke
         turns = [{"role": "user", "content": content}, *turns[1:]]
         expected = fresh(turns, max_new_tokens=24, temperature=0.0).text[0]
         assert answer.choices[0].message.content == expected
+
+
+def test_rounds_go_on_while_an_image_is_encoded(pipe, scene_url, monkeypatch):
+    """The encoder waits for rounds of another request; a second question about the image runs none."""
+    rounds, seen, stuck, tower = [], [], [], type(pipe.model.model.vision_tower)
+    step, see = RunningBatch.step, tower.forward
+
+    def counted(batch):
+        updates = step(batch)
+        rounds.append(len(updates))
+        return updates
+
+    def slow(self, *args, **kwargs):
+        seen.append(len(rounds))
+        deadline = time.monotonic() + PATIENCE
+        while len(rounds) < seen[-1] + 5 and not stuck:
+            stuck.extend(["no round"] * (time.monotonic() > deadline))
+            time.sleep(0.001)
+        return see(self, *args, **kwargs)
+
+    monkeypatch.setattr(RunningBatch, "step", counted)
+    monkeypatch.setattr(tower, "forward", slow)
+    pipe.enable_chunked_prefill()
+    text = [{"role": "user", "content": QUESTION}]
+    questions = [messages(scene_url, QUESTION), messages(scene_url, "Where is it?")]
+    with running(pipelines={"scenes-llava": pipe}, rows=3) as server, ThreadPoolExecutor(1) as beside:
+        long = {"max_tokens": 700, "extra_body": {"min_tokens": 700}}
+        other = beside.submit(ask, server, text, **long)
+        until(lambda: len(rounds) > 2)
+        answers = [ask(server, question).choices[0].message.content for question in questions]
+        assert other.result().usage.completion_tokens == 700
+    assert len(seen) == 1 and not stuck
+    monkeypatch.undo()
+    fresh = MMSpecPipeline.from_pretrained("assets/scenes-llava", accelerator="none")
+    image = questions[0][0]["content"][0]["image_url"]["url"]
+    for question, answer in zip((QUESTION, "Where is it?"), answers, strict=True):
+        content = [{"type": "image", "image": image}, {"type": "text", "text": question}]
+        turns = [{"role": "user", "content": content}]
+        assert answer == fresh(turns, max_new_tokens=24, temperature=0.0).text[0]
 
 
 def test_n_choices_prefill_their_prompt_once(pipe, scene_url, monkeypatch):

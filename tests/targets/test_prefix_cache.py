@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.utils.generic import ModelOutput
 
 from mmspec.core.interfaces import Drafter
 from mmspec.core.plain import NoDrafter
@@ -16,6 +21,7 @@ from mmspec.heads.feature_session import GrownTreeDrafter
 from mmspec.methods.copy.drafter import CopyDrafter
 from mmspec.methods.flash.drafter import FlashDrafter
 from mmspec.targets import CausalTarget, VisionLanguageTarget
+from mmspec.targets.encoded_images import Encoded
 from mmspec.targets.prefix import PrefixCache, PromptIdentity, identify
 from tests.methods import eagle_checks, flash_checks
 from tests.methods.flash_checks import answer
@@ -243,6 +249,50 @@ def test_what_cannot_be_cut_is_read_whole(more: dict[str, object]) -> None:
     del inputs["attention_mask"]
     assert identify(model, inputs, 0) is not None
     assert identify(model, {**inputs, **more}, 0) is None
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
+def test_threads_encode_an_image_once_for_its_prefill(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two requests with one image, prepared at once: the prefills run no encoder, and count one hit."""
+    inputs, runs = inputs_of(family), list[object]()
+    target, fresh = target_of(family), target_of(family, limit=None)
+    kind = type(target.model.model)
+    see = kind.get_image_features
+
+    @functools.wraps(see)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        runs.append(args)
+        time.sleep(0.05)  # so that the other thread asks meanwhile
+        return see(*args, **kwargs)
+
+    monkeypatch.setattr(kind, "get_image_features", counted)
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(target.encode_ahead, [inputs["first"], inputs["another question"]]))
+    assert len(runs) == 1
+    monkeypatch.setattr(target.prefix_cache, "find", lambda *args: None)
+    before = len(runs)
+    with torch.inference_mode():
+        for case in ("first", "another question"):
+            state, output = target.prefill([inputs[case]], 64)
+            assert len(runs) == before
+            other, expected = fresh.prefill([inputs[case]], 64)
+            assert torch.equal(output.logits, expected.logits)
+            before = len(runs)
+            state.close()
+            other.close()
+    images = target.prefix_cache.images  # type: ignore[union-attr]
+    assert (images.queries, images.hits) == (2, 1)
+
+
+def test_a_prefill_waits_for_an_image_of_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the memory of the image is held until the prefill's stream has read it."""
+    first, second, seen, event = torch.ones(2), torch.zeros(3), list[Any](), Any
+    stream = SimpleNamespace(wait_event=seen.append)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(Tensor, "record_stream", lambda each, by: seen.append((id(each), by)))
+    output = ModelOutput(pooler_output=[first], deepstack_features=[second])
+    assert Encoded(output, event).awaited() is output
+    assert seen == [event, (id(first), stream), (id(second), stream)]
 
 
 def test_placeholders_and_images_go_together() -> None:
