@@ -115,10 +115,10 @@ class EncoderAttention(nn.Module):
         """
         (rows, count), heads = features.shape[:2], self.heads
         states = self.inputs(torch.cat([features, embeddings], -1)).unflatten(-1, (heads, -1))
-        split = [self._split(each) for each in (keys, values)]
+        key, value = self._split(keys), self._split(values)
         inside = present[:, None, None]  # [R, 1, 1, S']
         before = self.place_query(self.place_norm(features[..., : keys.shape[-1]]))
-        seen = (self._split(before) @ split[0].transpose(2, 3)) * split[0].shape[-1] ** -0.5  # [R, a, n, S']
+        seen = (self._split(before) @ key.transpose(2, 3)) * key.shape[-1] ** -0.5  # [R, a, n, S']
         places = torch.arange(keys.shape[1], device=keys.device) * (self.merged / STEP)
         centre = seen.masked_fill(~inside, -torch.inf).float().softmax(-1) @ places  # [R, a, n]
         centre = torch.einsum("ran,a->rn", centre, self.place_weight.float().softmax(0))
@@ -126,9 +126,7 @@ class EncoderAttention(nn.Module):
         away = (places - goal[..., None]) * self.sharpness.T.exp()[:, None, :, None]
         bias = (-0.5 * away.square()).flatten(2, 3).masked_fill(~inside, -torch.inf)
         asked = self._split(self.query(self.norm(states)).flatten(1, 2))
-        heard = scaled_dot_product_attention(
-            asked, *split, attn_mask=bias.to(states.dtype)
-        )  # [R, a, n K, d / a]
+        heard = scaled_dot_product_attention(asked, key, value, bias.to(states.dtype))  # [R, a, n K, d / a]
         states = states + self.output(heard.transpose(1, 2).flatten(2)).view(rows, count, heads, -1)
         states = states + self.down(gelu(self.up(self.inner_norm(states))))
         final: Tensor = self.final_norm(states)
@@ -136,4 +134,5 @@ class EncoderAttention(nn.Module):
 
     def _split(self, states: Tensor) -> Tensor:
         """[R, n, d] -> [R, a, n, d / a]."""
-        return states.unflatten(-1, (self.attention_heads, -1)).transpose(1, 2)
+        parts: Tensor = states.unflatten(-1, (self.attention_heads, -1))
+        return parts.transpose(1, 2)
