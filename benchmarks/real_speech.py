@@ -26,7 +26,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from time import process_time
+from time import perf_counter, process_time
 from typing import Annotated, Any, BinaryIO
 
 import torch
@@ -298,10 +298,11 @@ def speak(text: str, file: Path, voice: str, rate: int) -> None:
 
 @dataclass(frozen=True)
 class Transcripts:
-    """Transcripts of a batch of clips, without end tokens; and the processor time of all threads for them."""
+    """Transcripts of a batch of clips, without end tokens; its processor time, and the elapsed time."""
 
     tokens: list[list[int]]
     seconds: float
+    elapsed: float
     stats: DecodingStats | None
 
 
@@ -319,11 +320,11 @@ def transcribe(model: Any, accelerator: Any, states: Tensor, **how: Any) -> Tran
     """Decode encoder states [B, S, d] greedily with an accelerator; with `generate` itself for None."""
     parts: list[DecodingStats] = []
     how |= {} if accelerator is None else {"custom_generate": make_loop(accelerator, 0, parts.append)}
-    begun = process_time()
+    begun, started = process_time(), perf_counter()
     rows = model.generate(encoder_outputs=BaseModelOutput(states), **how).tolist()
-    seconds = process_time() - begun
+    seconds, elapsed = process_time() - begun, perf_counter() - started
     tokens = [row[: row.index(END)] if END in row else row for row in rows]
-    return Transcripts(tokens, seconds, parts[0] if parts else None)
+    return Transcripts(tokens, seconds, elapsed, parts[0] if parts else None)
 
 
 def measure(
@@ -344,6 +345,7 @@ def measure(
         contenders[name] = pipe.set_accelerator(kind, **options).accelerator
     length: dict[str, list[tuple[int, int]]] = {name: [] for name in contenders}
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    elapsed: dict[str, list[float]] = {name: [] for name in contenders}
     tokens: dict[str, list[list[int]]] = {name: [] for name in contenders}
     alike = dict.fromkeys(contenders, True)
     encoding: list[float] = []
@@ -361,6 +363,7 @@ def measure(
             for name, accelerator in contenders.items():
                 done = transcribe(pipe.model, accelerator, states[place - start])
                 seconds[name].append(done.seconds)
+                elapsed[name].append(done.elapsed)
                 alike[name] &= done.tokens[0] == tokens["generate"][place]
     records = []
     for name in contenders:
@@ -375,7 +378,10 @@ def measure(
             record["seconds"] = sum(seconds[name]) / timed
             record["speedup"] = sum(seconds["generate"]) / sum(seconds[name])
             record["speedup_interval"] = ratio_interval(seconds["generate"], seconds[name])
-            record["encoder_seconds"] = sum(encoding) / len(encoding)
+            record["elapsed_speedup"] = sum(elapsed["generate"]) / sum(elapsed[name])
+            record["encoder_seconds"] = both = sum(encoding) / len(encoding)
+            with_encoder = [sum(seconds[each]) / timed + both for each in ("generate", name)]
+            record["speedup_with_encoder"] = with_encoder[0] / with_encoder[1]
         record["wer"] = word_error_rate(texts, pipe.tokenizer.batch_decode(tokens[name]))
         records.append({key: rounded(value) for key, value in record.items()})
     return records

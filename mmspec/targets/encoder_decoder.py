@@ -28,7 +28,7 @@ from mmspec.targets.causal import CausalTarget, to_device
 from mmspec.transformers_versions import ENCODE
 
 __all__ = [
-    *("ENCODED", "ENCODER_TOKENS", "CrossCache", "EncoderDecoderTarget"),
+    *("ENCODED", "ENCODER_TOKENS", "MASK", "CrossCache", "EncoderDecoderTarget"),
     *("prompt_of", "shares_encoder"),
 ]
 

@@ -151,8 +151,11 @@ def test_medusa_and_hydra(kind: str, family: str) -> None:
     compare_text(drafter_for(kind, few_words(), **SMALL), slow_way)
 
 
-@pytest.mark.parametrize(("kind", "slow_way"), [("medusa", NaiveMedusa), ("hydra", NaiveHydra)])
+@pytest.mark.parametrize(
+    ("kind", "slow_way", "tree"),
+    [("medusa", NaiveMedusa, "medusa"), ("hydra", NaiveHydra, "medusa"), ("medusa", NaiveMedusa, "1x1x1")],
+)
 @pytest.mark.every(2)
-def test_static_trees_of_medusa_and_hydra(kind: str, slow_way: SlowWay) -> None:
-    drafter = drafter_for(kind, target_of("llava", torch.float64), tree="medusa")
-    compare(drafter, slow_way, "llava", "medusa")
+def test_static_trees_of_medusa_and_hydra(kind: str, slow_way: SlowWay, tree: str) -> None:
+    drafter = drafter_for(kind, target_of("llava", torch.float64), tree=tree)
+    compare(drafter, slow_way, "llava", tree)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -255,12 +255,27 @@ def test_document_readers_give_the_tokens_of_generate() -> None:
             assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("name", ["medusa", "hydra", "eagle3", "dflash"])
-def test_heads_read_the_states_of_the_decoder(name: str) -> None:
-    model = tiny_whisper()
+@pytest.mark.parametrize("make", [tiny_whisper, tiny_moonshine])
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("medusa", {}), ("medusa", {"merged_states": 3}), ("hydra", {}), ("eagle3", {}), ("dflash", {})],
+)
+def test_heads_read_the_states_of_the_decoder(
+    name: str, settings: dict[str, int], make: Callable[[], PreTrainedModel]
+) -> None:
+    """Rows of Moonshine have different numbers of encoder states, which some heads read too."""
+    model = make()
     (prompts, answers), target = rows_of(model), adapt(model)
     kind = HEADS[name].load("model")
-    head = kind(kind.config_class.for_target(target.config, target.vocabulary)).eval()
+    head = kind(kind.config_class.for_target(target.config, target.vocabulary, **settings)).eval()
     accelerator = build_accelerator(name, model=head).fit(target)
     run = decode(target, accelerator, prompts, Stopping(NEW_TOKENS))
     assert run.outputs == answers and sum(run.stats.drafted) > 0
+    if settings:
+        plain = sampled(target, prompts, [0, 1, 2], build_accelerator("none"))
+        assert sampled(target, prompts, [0, 1, 2], accelerator) == plain
+        for other in (tiny_llama(), tiny_trocr()):
+            head.config.target_type = head.config.target_layers = head.config.vocabulary = 0
+            head.config.hidden_size = other.config.get_text_config(decoder=True).hidden_size
+            with pytest.raises(InputError, match="needs an encoder-decoder whose encoder is as wide"):
+                build_accelerator(name, model=head).fit(adapt(other))

@@ -2,33 +2,109 @@
 
 A head does not see the tokens of the others, so that the tree is a product of their distributions. One small
 forward pass computes all levels, and nothing is cached. Acceptance is exact, unlike Medusa's typical
-acceptance.
+acceptance. Heads for a speech recogniser may attend to the output of its encoder, which they read once.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
 from mmspec.core.canvas import Canvas
-from mmspec.core.draft import Draft
-from mmspec.heads.drafter import LevelDrafter, StateSession
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Draft, DraftKind, Tree
+from mmspec.core.indexing import take
+from mmspec.core.interfaces import TargetOutput
+from mmspec.core.rows import named
+from mmspec.core.session import PromptBatch
+from mmspec.core.verdict import Path
+from mmspec.errors import InputError
+from mmspec.heads.drafter import HeadSession, LevelDrafter, StateSession
 from mmspec.methods.medusa.head import MedusaHead
+from mmspec.open_types import Keywords
+from mmspec.targets import AnyTarget
+from mmspec.targets.encoder_decoder import ENCODED, MASK, EncoderDecoderTarget
 
 __all__ = ["MedusaDrafter"]
 
 
-class MedusaSession(StateSession):
-    """Heads that predict all levels of the tree in one forward pass."""
+class MedusaGrowth(HeadSession):
+    """A session whose heads predict all levels of the tree in one forward pass."""
 
     head: MedusaHead
 
-    def propose(self, canvas: Canvas) -> Draft:
+    def grow(self, canvas: Canvas, predicted: Tensor) -> Draft:
+        """Grow a tree from the states [R, D, d] that the heads predict."""
         self.passes += 1
-        predicted = self.head(self.hidden, self.shape.depth)  # [R, D, d]
-        logits = self.head.logits(predicted, self.read_out)
-        log_p = self._log_probabilities(self._guided(logits))  # [B, D, V]
+        guided = self._guided(self.head.logits(predicted, self.read_out))  # [B, D, V]
+        is_chain = self.shape.max_children == 1 and not self.shape.stops_below(1)
+        if is_chain and self.drafter.kind is DraftKind.POINT:
+            return self._chain(canvas.root, guided)
+        log_p = self._log_probabilities(guided)
         growth = self.growth(canvas)
         while not growth.is_grown:
             growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
         return self.rated(growth)
+
+    def _chain(self, root: Tensor, logits: Tensor) -> Draft:
+        """Draft the same chain as a tree with one child a node, without growing it level by level."""
+        likeliest = logits.max(-1)
+        tokens = likeliest.indices if self.names is None else self.names[likeliest.indices]
+        sound = likeliest.values.isfinite().all(-1)
+        paths = (likeliest.values - logits.logsumexp(-1)).cumsum(-1)
+        valid = pad(sound[:, None].expand_as(paths), (1, 0), value=True)
+        self.likelihoods = pad(paths, (1, 0)).masked_fill(~valid, -torch.inf)
+        chain = torch.cat([root[:, None], tokens], 1)
+        return Tree.chain(chain, DraftKind.POINT, valid=valid, faulty=~sound)
+
+
+class MedusaSession(MedusaGrowth, StateSession):
+    """Heads that read the target's last hidden state."""
+
+    def propose(self, canvas: Canvas) -> Draft:
+        return self.grow(canvas, self.head(self.hidden, self.shape.depth))
+
+
+class ListeningSession(MedusaGrowth):
+    """Heads that attend to the states of the target's encoder.
+
+    Attributes:
+        features: [R, 2 d] states of the target before the root.
+        keys, values, present: of the encoder's states; see `EncoderAttention.read`.
+    """
+
+    row_fields = named("features", "keys", "values", "present")
+
+    def __init__(self, drafter: MedusaDrafter, batch: PromptBatch) -> None:
+        super().__init__(drafter, batch)
+        taps = [[states[:, -1] for states in batch.prefill.taps[tap]] for tap in self.head.taps]
+        self.features = torch.cat([torch.cat(rows) for rows in taps], -1)
+        known: Any = batch.prefill.cache
+        self.keys, self.values, self.present = self.head.listener.read([*map(encoded, known.inputs)])
+
+    def propose(self, canvas: Canvas) -> Draft:
+        root = self._copied(self.target.embed(canvas.root[:, None]))
+        read = self.head.listener(self.features[:, None], root, self.keys, self.values, self.present)
+        return self.grow(canvas, read[:, 0, : self.shape.depth])
+
+    def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
+        last = self._copied(verdict.last)
+        self.features = torch.cat([take(output.taps[tap], last) for tap in self.head.taps], -1)
+
+
+def encoded(inputs: Keywords) -> Tensor:
+    """The states [1, S, d] of an encoder that the decoder attends to, given the arguments of one prompt."""
+    states: Tensor = inputs[ENCODED].last_hidden_state
+    mask = inputs.get(MASK)
+    return states if mask is None else states[:, mask[0] != 0]
+
+
+def open_session(drafter: MedusaDrafter, batch: PromptBatch) -> MedusaGrowth:
+    """Open the session of heads that read the target's states, or its encoder's too."""
+    return (ListeningSession if drafter.model.config.listens else MedusaSession)(drafter, batch)
 
 
 class MedusaDrafter(LevelDrafter):
@@ -37,4 +113,21 @@ class MedusaDrafter(LevelDrafter):
     Args: see `LevelDrafter`.
     """
 
-    session = MedusaSession
+    session = staticmethod(open_session)
+    model: MedusaHead
+
+    def check(self, target: AnyTarget) -> None:
+        super().check(target)
+        config = self.model.config
+        if config.listens and not (
+            isinstance(target, EncoderDecoderTarget) and width_of(target) == config.hidden_size
+        ):
+            rule = (
+                "needs an encoder-decoder whose encoder is as wide as its decoder: its heads attend to both"
+            )
+            raise InputError("drafter", self.title, rule)
+
+
+def width_of(target: EncoderDecoderTarget) -> int:
+    """Width of the states of a target's encoder."""
+    return int(target.model.get_encoder().config.hidden_size)

@@ -21,6 +21,7 @@ from mmspec.heads.model import EMBEDDINGS, HIDDEN, DraftingHead, Prompts
 from mmspec.heads.window_states import codebook_sample
 from mmspec.open_types import Json, Keywords
 from mmspec.targets import CausalTarget
+from mmspec.targets.encoder_decoder import ENCODED
 from mmspec.training.data.audio import AudioRows
 from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
@@ -52,6 +53,7 @@ class Reading:
         learnt: [B, L] True at the learnt tokens, those of answers.
         spans: B lists of the image spans.
         taps: layer index -> [B, L, d] hidden states; see `TargetOutput.taps`.
+        encoded: B outputs [1, S, d] of the target's encoder; none for other targets.
         summary: [B, L] summary of the target's logits if states are stored, else None.
     """
 
@@ -60,6 +62,7 @@ class Reading:
     learnt: Tensor
     spans: list[list[ImageSpan]]
     taps: dict[int, Tensor]
+    encoded: list[Tensor]
     summary: Summary | None = None
 
     def prompts(self, features: Tensor) -> Prompts:
@@ -83,6 +86,7 @@ def read(
         pad_sequence([example.learnt for example in examples], batch_first=True),
         [find_images(target.config, example.inputs) for example in examples],
         (target if stored is None else stored).read([example.inputs for example in examples], taps),
+        [example.inputs[ENCODED] for example in examples if ENCODED in example.inputs],
     )
 
 
