@@ -61,6 +61,8 @@ def unroll(
     at = place[None] if positions is None else positions[..., :-1]  # the position of the token before
     states = [head(head.fuse(embeddings[:, 1:], features[:, :-1]), at, None, cache)]
     state, root, ahead = states[0][:, roots], roots[:, None], pad(embeddings[:, 1:], (0, 0, 0, steps))
+    if not len(roots):  # layers of some families cannot run without rows
+        return states + [state] * (steps - 1)
     seen, own = place <= root, torch.eye(len(roots), dtype=torch.bool, device=place.device)
     window: int | None = getattr(head.config, "sliding_window", None)
     stands = place.expand(len(roots), -1)  # positions of the rows read so far
