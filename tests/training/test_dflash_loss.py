@@ -12,8 +12,8 @@ from mmspec.errors import InputError
 from mmspec.heads.model import HIDDEN
 from mmspec.methods.dflash import loss as dflash_loss
 from mmspec.methods.dflash.head import DFlashHead
-from mmspec.methods.dflash.loss import DFlashLoss, drawn
-from mmspec.training.losses.base import Blocks, Reading, read
+from mmspec.methods.dflash.loss import DFlashLoss
+from mmspec.training.losses.base import Blocks, Reading, draw_anchors, read
 from tests.methods.dflash_checks import KINDS, WITH_IMAGES, alone, head_for
 from tests.methods.flash_checks import target_of
 from tests.training.own_answers import own_answers
@@ -105,13 +105,13 @@ def test_so_many_blocks_of_each_sequence_are_drawn() -> None:
     target = target_of("llava", torch.float64)
     reading = read(target, own_answers().examples, (0,))
     blocks = Blocks.of(reading.learnt, 3)
-    few = drawn(blocks, 2, 0)
+    few = blocks.at(draw_anchors(blocks.row, 2, 0))
     assert torch.bincount(few.row).tolist() == [2] * len(reading.lengths)
     at = [(int(row), int(place)) for row, place in zip(blocks.row, blocks.before, strict=True)]
     kept = [(int(row), int(place)) for row, place in zip(few.row, few.before, strict=True)]
     assert set(kept) < set(at) and len(set(kept)) == len(kept)
-    assert not torch.equal(few.before, drawn(blocks, 2, 1).before)
-    assert torch.equal(drawn(blocks, 1000, 0).before, blocks.before)
+    assert not torch.equal(few.before, blocks.before[draw_anchors(blocks.row, 2, 1)])
+    assert torch.equal(draw_anchors(blocks.row, 1000, 0), torch.arange(len(blocks.row)))
     for anchors in (0, 1.5, "two"):
         with pytest.raises(InputError, match="anchors"):
             DFlashLoss(head_for(target), target, anchors=anchors)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from mmspec.methods.eagle3.loss import Eagle3Loss
 from mmspec.methods.mtp.head import MtpHead
 from mmspec.targets.causal import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch, TrainingExample
-from mmspec.training.losses.base import choose_vocabulary, read
+from mmspec.training.losses.base import choose_vocabulary, draw_anchors, read
 from tests.contracts.running import canvas_of
 from tests.methods import mtp_checks
 from tests.methods.eagle3_checks import head_for
@@ -78,25 +78,33 @@ def test_training_reads_what_decoding_reads(family: str, kind: str, window: int 
     given = own_answers(family)
     reading = read(target, given.examples, (0, 1, -1))
     features = head.join([reading.taps[tap] for tap in head.taps])
-    first = 3
+    roots = torch.arange(3, reading.tokens.shape[1] - 1)[::2]  # rows that are not unrolled lie between them
     positions = None if head.position_lag is None else positions_of(target, given.examples)
-    states = eagle3_loss.unroll(head, reading.taps[0], features, STEPS, first, positions)
+    first, *later = eagle3_loss.unroll(head, reading.taps[0], features, STEPS, roots, positions)
     for row, example in enumerate(given.examples):
-        for root in range(example.answer, reading.lengths[row]):
-            for step, due in enumerate(decoded(head, target, example, root)):
-                made = head.logits(states[row, root - 1 - first, step], target.head)
-                assert torch.allclose(made, due, atol=1e-6), (row, root, step)
+        for index, before in enumerate(roots.tolist()):
+            if not example.answer <= before + 1 < reading.lengths[row]:
+                continue
+            states = [first[row, before], *(state[row, index] for state in later)]
+            for step, due in enumerate(decoded(head, target, example, before + 1)):
+                made = head.logits(states[step], target.head)
+                assert torch.allclose(made, due, atol=1e-6), (row, before, step)
 
 
-def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
+@pytest.mark.parametrize("anchors", [None, 3])
+def test_the_loss_is_that_of_drafting_the_slow_way(anchors: int | None) -> None:
     """Compares each token t and step i with the weights alone; tokens outside the vocabulary do not count."""
     target = target_of("llava", torch.float64)
     head, given = head_for(target, draft_vocabulary=40), own_answers()
     assert head.draft_tokens is not None
-    loss, figures = Eagle3Loss(head, target, steps=STEPS)(given)
+    loss, figures = Eagle3Loss(head, target, steps=STEPS, anchors=anchors)(given)
+    lengths = [example.inputs["input_ids"].shape[1] - example.answer for example in given.examples]
+    sequences = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    drawn = {*draw_anchors(sequences, anchors or max(lengths), given.seed).tolist()}
+    assert len(drawn) == sum(min(length, anchors or length) for length in lengths)
     nats: list[list[Tensor]] = [[] for _ in range(STEPS)]
     hits: list[list[float]] = [[] for _ in range(STEPS)]
-    left_out = 0
+    left_out, number = 0, 0
     for example in given.examples:
         ids, start = example.inputs["input_ids"], example.answer
         prompt: dict[str, Any] = {**example.inputs, "input_ids": ids[:, :start]}
@@ -104,7 +112,8 @@ def test_the_loss_is_that_of_drafting_the_slow_way() -> None:
         answer = ids[0, start:].tolist()
         true = target.head(read_whole(target, prompt, answer)[0][-1])[0]
         for t in range(start - 1, ids.shape[1] - 1):
-            for step in range(min(STEPS, ids.shape[1] - 1 - t)):
+            steps, number = STEPS if number in drawn else 1, number + 1
+            for step in range(min(steps, ids.shape[1] - 1 - t)):
                 output, path = answer[: t + 1 - start], answer[t + 1 - start : t + 1 - start + step]
                 guess = naive.logits(prompt, output, tuple(path)).log_softmax(-1)[head.draft_tokens]
                 distribution = true[t + step][head.draft_tokens].softmax(-1)

@@ -7,17 +7,21 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.errors import InputError
 from mmspec.methods.dflash.head import DFlashHead
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import DrafterBatch
-from mmspec.training.losses.base import Blocks, DrafterLoss, Reading, token_loss
+from mmspec.training.losses.base import (
+    Blocks,
+    DrafterLoss,
+    Reading,
+    check_anchors,
+    draw_anchors,
+    token_loss,
+)
 from mmspec.training.losses.goals import Goals
-from mmspec.validation import is_integer
 
 __all__ = ["DFlashLoss", "denoise"]
 
-MAX_ANCHORS = 4096
 AXES = 3  # of M-RoPE
 
 
@@ -38,8 +42,7 @@ class DFlashLoss(DrafterLoss):
         self, head: DFlashHead, target: CausalTarget, *, anchors: int = 32, discount: float = 0.9
     ) -> None:
         super().__init__(head, target)
-        if not is_integer(anchors) or not 1 <= anchors <= MAX_ANCHORS:
-            raise InputError("anchors", anchors, f"must be an integer from 1 to {MAX_ANCHORS}")
+        check_anchors(anchors)
         self.anchors, self.discount = anchors, discount
 
     def forward(self, batch: DrafterBatch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -48,7 +51,8 @@ class DFlashLoss(DrafterLoss):
         blocks = Blocks.of(reading.learnt, self.head.config.depth)
         # blocks begin with tokens of the answer; those of prompts may have no embedding (slots of captions)
         emitted = reading.learnt[blocks.row, blocks.ahead[:, 0]]
-        blocks = drawn(blocks.at(emitted), self.anchors, batch.seed)
+        blocks = blocks.at(emitted)
+        blocks = blocks.at(draw_anchors(blocks.row, self.anchors, batch.seed))
         at = blocks.row[:, None], blocks.ahead
         goal = self.goals(reading, at, blocks.counted)
         counted, before = blocks.counted & goal.known[goal.at], reading.tokens[at]
@@ -113,15 +117,6 @@ class DFlashLoss(DrafterLoss):
         best = lattice.index.gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
         agreement = ((best == goal.meant()) & counted).sum(0) / counted.sum(0).clamp_min(1)
         return (nats * weights).sum() / weights.sum().clamp_min(1.0), agreement
-
-
-def drawn(blocks: Blocks, most: int, seed: int) -> Blocks:
-    """Draw at most `most` blocks of each sequence."""
-    generator = torch.Generator(blocks.row.device).manual_seed(seed)
-    order = torch.rand(len(blocks.row), generator=generator, device=blocks.row.device).argsort()
-    same = one_hot(blocks.row[order])
-    rank = (same.cumsum(0) * same).sum(-1)  # from 1, among the blocks of its sequence
-    return blocks.at(order[rank <= most].sort().values)
 
 
 def token_positions(target: CausalTarget, batch: DrafterBatch) -> Tensor:

@@ -13,10 +13,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
+from torch.nn.functional import cross_entropy, one_hot, pad
 from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.core.image_grid import ImageGrid, Layout
+from mmspec.errors import InputError
 from mmspec.heads.model import EMBEDDINGS, HIDDEN, DraftingHead, Prompts
 from mmspec.heads.window_states import codebook_sample
 from mmspec.open_types import Json, Keywords
@@ -27,13 +28,16 @@ from mmspec.training.data.conversations import ConversationRows
 from mmspec.training.data.sequences import DrafterBatch, DrafterData, TrainingExample
 from mmspec.training.data.states import StoredStates, Summary
 from mmspec.training.losses.goals import Goals, agrees, soft_cross_entropy
+from mmspec.validation import is_integer
 from mmspec.visual_tokens.spans import ImageSpan, find_images
 
 __all__ = [
     "Blocks",
     "DrafterLoss",
     "Reading",
+    "check_anchors",
     "choose_vocabulary",
+    "draw_anchors",
     "learnt_images",
     "learnt_pairs",
     "read",
@@ -41,6 +45,8 @@ __all__ = [
     "token_counts",
     "token_loss",
 ]
+
+MAX_ANCHORS = 4096
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,21 @@ class Blocks:
     def at(self, index: Tensor) -> Blocks:
         """Select some of the blocks."""
         return Blocks(*(each[index] for each in (self.row, self.before, self.ahead, self.counted)))
+
+
+def check_anchors(anchors: object) -> None:
+    """Raise InputError unless a number of anchors of a sequence is in range."""
+    if not is_integer(anchors) or not 1 <= anchors <= MAX_ANCHORS:
+        raise InputError("anchors", anchors, f"must be an integer from 1 to {MAX_ANCHORS}")
+
+
+def draw_anchors(row: Tensor, most: int, seed: int) -> Tensor:
+    """Draw at most `most` blocks of each sequence; [m] the sequences of the blocks -> [k] their indices."""
+    generator = torch.Generator(row.device).manual_seed(seed)
+    order = torch.rand(len(row), generator=generator, device=row.device).argsort()
+    same = one_hot(row[order])
+    rank = (same.cumsum(0) * same).sum(-1)  # from 1, among the blocks of its sequence
+    return order[rank <= most].sort().values
 
 
 def token_loss(
