@@ -271,7 +271,8 @@ def written(value: object) -> str:
 def allowed(content: Mapping[str, Any], known: Mapping[str, Any]) -> str:
     """Return the allowed values of a field in words, from its JSON schema."""
     if "anyOf" in content:
-        return " or ".join(allowed(one, known) for one in content["anyOf"] if one.get("type") != "null")
+        found = [allowed(one, known) for one in content["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(found))
     if "$ref" in content or "oneOf" in content:
         return "object"
     if "const" in content or "enum" in content:
