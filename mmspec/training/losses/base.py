@@ -143,7 +143,7 @@ class Blocks:
         return Blocks(*(each[index] for each in (self.row, self.before, self.ahead, self.counted)))
 
 
-def check_anchors(anchors: object) -> None:
+def check_anchors(anchors: Any) -> None:
     """Raise InputError unless a number of anchors of a sequence is in range."""
     if not is_integer(anchors) or not 1 <= anchors <= MAX_ANCHORS:
         raise InputError("anchors", anchors, f"must be an integer from 1 to {MAX_ANCHORS}")
