@@ -159,7 +159,7 @@ def _rounds(
     target: Any, drafter: Drafter, requests: list[Request], count: int, sampler: Sampler
 ) -> Iterator[Any]:
     """Seconds of each round of one call, and its statistics at the end."""
-    accelerator = pair("timed", drafter).fit(target)
+    accelerator = pair("timed", drafter).with_length("fixed").fit(target)
     random = RandomStream.from_seed(0, len(requests), target.device)
     is_refused = isinstance(drafter, FixedDrafter)
     most = (count + 1) * (1 if is_refused else drafter.max_nodes)
