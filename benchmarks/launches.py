@@ -57,6 +57,7 @@ __all__ = [
     "FAMILIES",
     "SCENARIOS",
     "Scenario",
+    "count_joining",
     "count_layer",
     "count_moves",
     "count_rounds",
@@ -431,11 +432,16 @@ def main(
         with SimulatedGPU() as gpu:
             rows[f"running {name}"] = counts = count_running(scenario, gpu, not eager)
         running.add_row(name, *(f"{value:g}" for value in counts.values()))
+    joining = Table("8 short prompts at once", "forward passes", "kernels", "reads", "captures")
+    for name in ("none", "EAGLE-3, 59 nodes"):
+        with SimulatedGPU() as gpu:
+            rows[f"joining {name}"] = counts = count_joining(RUNNING[name], gpu, not eager)
+        joining.add_row(name, *(f"{value:g}" for value in counts.values()))
     if as_json:
         fused = {name: dict(zip(("modules", "fused"), each, strict=True)) for name, each in layers.items()}
         print(json.dumps({**rows, "layers": fused}, indent=1))
     else:
-        Console().print(table, moved, running, of_layers)
+        Console().print(table, moved, running, joining, of_layers)
 
 
 if __name__ == "__main__":

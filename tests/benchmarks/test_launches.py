@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch.utils._device import _device_constructors
 
-from benchmarks.launches import MOVES, RUNNING, SCENARIOS, count_moves, count_rounds, count_running
+from benchmarks.launches import (
+    MOVES,
+    RUNNING,
+    SCENARIOS,
+    count_joining,
+    count_moves,
+    count_rounds,
+    count_running,
+)
 from benchmarks.simulated_gpu import SimulatedGPU
 
 ROUNDS = 10
@@ -39,6 +47,15 @@ def test_a_request_enters_with_few_launches(name: str, most: int) -> None:
         counts = count_running(RUNNING[name], gpu, compiled=True)
     assert counts["enters"] <= most
     assert counts["reads"] == 1
+
+
+@pytest.mark.parametrize(("name", "most"), [("none", 286), ("EAGLE-3, 59 nodes", 310)])
+def test_short_prompts_that_join_at_once_share_their_launches(name: str, most: int) -> None:
+    """One by one they take 2,008 and 2,106."""
+    with SimulatedGPU() as gpu:
+        counts = count_joining(RUNNING[name], gpu, compiled=False)
+    assert counts["forwards"] == 1 and counts["reads"] == 1
+    assert counts["launches"] <= most
 
 
 def test_default_devices_act_after_a_simulation() -> None:
