@@ -1,7 +1,8 @@
-"""`mmspec-extras`: commands that train heads and filters for the methods of this package."""
+"""`mmspec-extras`: commands that train heads and filters, and merge heads and experts."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +26,7 @@ def main() -> None:
 
 @app.callback()
 def _group() -> None:
-    """Train heads and filters for methods of mmspec-extras."""
+    """Train heads and filters, and merge heads and experts."""
 
 
 @app.command()
@@ -123,6 +124,75 @@ def train_filter(
         record={"target": Path(asked.source).name, **subject.described},
     )
     print_result({"folder": str(folder)}, f"use it: --accelerator {use}={folder}", how.as_json)
+
+
+@app.command()
+def merge_heads(
+    heads: Annotated[list[Path], typer.Argument(help="Folders of heads, named after their tasks.")],
+    base: Annotated[Path, typer.Option(help="Folder of the head from which they were trained.")],
+    out: Annotated[Path, typer.Option(help="File to write (.safetensors).")],
+) -> None:
+    """Merge heads of several tasks into one store (EMR-Merging).
+
+    Example:
+        mmspec-extras merge-heads captions questions --base my-head --out heads.safetensors
+    """
+    from safetensors.torch import load_file, save_file
+
+    from mmspec_extras import head_store
+
+    read, *others = (load_file(folder / "model.safetensors") for folder in (base, *heads))
+    tasks = (folder.resolve().name for folder in heads)
+    save_file(head_store.merge_heads(read, dict(zip(tasks, others, strict=True))), out)
+    note(f"wrote {out}: {out.stat().st_size} bytes")
+
+
+@app.command()
+def take_head(
+    store: Annotated[Path, typer.Argument(help="File of merge-heads.")],
+    task: Annotated[str, typer.Argument(help="Name of the task.")],
+    base: Annotated[Path, typer.Option(help="Folder of the base, for its config.")],
+    out: Annotated[Path, typer.Option(help="Folder to write, for --drafter.")],
+) -> None:
+    """Restore the head of one task from a store.
+
+    Example:
+        mmspec-extras take-head heads.safetensors captions --base my-head --out my-captions
+    """
+    from safetensors.torch import load_file, save_file
+
+    from mmspec_extras.head_store import restore_head
+
+    restored = restore_head(load_file(store), task)
+    out.mkdir(parents=True, exist_ok=True)
+    save_file(restored, out / "model.safetensors", {"format": "pt"})
+    shutil.copy(base / "config.json", out)
+    note(f"wrote {out}")
+
+
+@app.command()
+@unpack_options
+def merge_experts(
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    experts: Annotated[int, typer.Option(help="Experts of each layer.")],
+    *,
+    asked: Question,
+    how: ModelOptions,
+) -> None:
+    """Merge experts of a mixture of experts into a draft model (UNCURL), grouped on the prompts.
+
+    Example:
+        mmspec-extras merge-experts my-moe --prompt-file prompts.jsonl --experts 4 --out my-draft
+    """
+    from mmspec.cli.subject import load_subject
+    from mmspec_extras import expert_merging
+
+    subject = load_subject(asked.announce(), asked, how, {"task": "caption", "max_new_tokens": 128})
+    calls = first_calls(subject, **subject.settings)
+    expert_merging.merge_experts(subject.pipe, calls, experts).save_pretrained(out)
+    subject.pipe.processor.save_pretrained(out)
+    use = f"use it: --accelerator draft_model --drafter {out}"
+    print_result({"folder": str(out)}, use, how.as_json)
 
 
 def first_calls(subject: Subject, **settings: object) -> list[Keywords]:

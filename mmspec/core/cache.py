@@ -269,6 +269,11 @@ class RaggedCache(Cache, Rows):
         return self.plan.capacity
 
     @property
+    def filled(self) -> Tensor:
+        """[B] index in the buffers of each row's first new node: the length, unless a cache packs tokens."""
+        return self.lengths
+
+    @property
     def addresses(self) -> tuple[tuple[int, torch.Size], ...]:
         """Addresses and shapes of the keys and values, which CUDA graphs store."""
         held = (each for layer in self._initialized for each in (layer.keys, layer.values))
@@ -520,7 +525,7 @@ class RaggedCache(Cache, Rows):
         plan.prefill_row, plan.group, plan.tokens = None, None, slots.shape[1]
         width = plan.capacity if plan.reads_all else mask_width(self.longest + extent, self.lengths.device)
         plan.width = min(width, plan.capacity)
-        firsts = torch.arange(plan.rows, device=slots.device) * plan.capacity + self.lengths
+        firsts = torch.arange(plan.rows, device=slots.device) * plan.capacity + self.filled
         plan.slots = (firsts[:, None] + slots).flatten()
 
     def commit(self, path: Tensor | None, counts: Tensor) -> None:
@@ -535,7 +540,7 @@ class RaggedCache(Cache, Rows):
             for layer in self._initialized:
                 buffers.setdefault(layer.keys.device, []).extend((layer.keys, layer.values))
             for device, together in buffers.items():
-                compact_cache(together, *(each.to(device) for each in (path, self.lengths, counts)))
+                compact_cache(together, *(each.to(device) for each in (path, self.filled, counts)))
         self.rearranged += path is not None or bool(self.recurrent)
         if self.recurrent:
             last = (counts - 1).clamp_min(0)
@@ -559,8 +564,8 @@ class RaggedCache(Cache, Rows):
         """
         rows, queries, extent = nodes.visible.shape
         column = torch.arange(self.plan.width, device=self.lengths.device)
-        committed = (column < self.lengths[:, None])[:, None, :].expand(rows, queries, -1)
-        new = self.lengths[:, None, None] + torch.arange(extent, device=column.device)
+        committed = (column < self.filled[:, None])[:, None, :].expand(rows, queries, -1)
+        new = self.filled[:, None, None] + torch.arange(extent, device=column.device)
         full = committed.scatter(2, new.expand(rows, queries, extent), nodes.visible)
         masks = {"full_attention": full}
         window = self.window_of("sliding_attention")
