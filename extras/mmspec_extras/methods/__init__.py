@@ -8,6 +8,7 @@ from mmspec_extras.methods import (
     early_exit,
     end_weight,
     factor,
+    graph_drafts,
     judge,
     lazymar,
     learned,
@@ -16,6 +17,7 @@ from mmspec_extras.methods import (
     sparse_context,
     spot,
     ssd,
+    superposed,
 )
 
 METHODS = (
@@ -26,6 +28,7 @@ METHODS = (
     *early_exit.METHODS,
     *end_weight.METHODS,
     *factor.METHODS,
+    *graph_drafts.METHODS,
     *judge.METHODS,
     *lazymar.METHODS,
     *learned.METHODS,
@@ -34,4 +37,5 @@ METHODS = (
     *sparse_context.METHODS,
     *spot.METHODS,
     *ssd.METHODS,
+    *superposed.METHODS,
 )
