@@ -18,6 +18,7 @@ from mmspec_extras.methods import (
     spot,
     ssd,
     superposed,
+    viskip,
 )
 
 METHODS = (
@@ -38,4 +39,5 @@ METHODS = (
     *spot.METHODS,
     *ssd.METHODS,
     *superposed.METHODS,
+    *viskip.METHODS,
 )
