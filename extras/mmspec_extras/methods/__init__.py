@@ -8,6 +8,7 @@ from mmspec_extras.methods import (
     early_exit,
     end_weight,
     factor,
+    graph_drafts,
     judge,
     lazymar,
     learned,
@@ -16,6 +17,8 @@ from mmspec_extras.methods import (
     sparse_context,
     spot,
     ssd,
+    superposed,
+    viskip,
 )
 
 METHODS = (
@@ -26,6 +29,7 @@ METHODS = (
     *early_exit.METHODS,
     *end_weight.METHODS,
     *factor.METHODS,
+    *graph_drafts.METHODS,
     *judge.METHODS,
     *lazymar.METHODS,
     *learned.METHODS,
@@ -34,4 +38,6 @@ METHODS = (
     *sparse_context.METHODS,
     *spot.METHODS,
     *ssd.METHODS,
+    *superposed.METHODS,
+    *viskip.METHODS,
 )

@@ -1,0 +1,14 @@
+"""ViSkip (2603.14989): no drafts where the target attends to its images."""
+
+from mmspec.plugins import Method
+
+METHODS = (
+    Method(
+        "viskip",
+        "drafts with a smaller model, and not where the target attends to its images",
+        "2603.14989",
+        drafter="mmspec_extras.methods.viskip.drafter:VisualSkipDrafter",
+        make="mmspec_extras.methods.viskip.drafter:viskip",
+        needs="a smaller model with the target's tokenizer",
+    ),
+)
