@@ -40,6 +40,7 @@ def test_a_row_that_enters_or_leaves_copies_one_row(name: str) -> None:
     assert all(1 <= counts["rows_copied"] < 2 for counts in moves.values())
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(("name", "most"), [("none", 39), ("EAGLE-3, 59 nodes", 140)])
 def test_a_request_enters_with_few_launches(name: str, most: int) -> None:
     """Beside the forward pass over its prompt; those of EAGLE-3 include its head's."""

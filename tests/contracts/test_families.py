@@ -267,20 +267,24 @@ def test_outputs_are_the_oracles(checkpoint: Checkpoint, pipe: Any, plain: list[
     family_checks.outputs_are_the_oracles(checkpoint, pipe, plain)
 
 
+@pytest.mark.every(3)
 def test_rows_are_independent(checkpoint: Checkpoint, pipe: Any, plain: list[Any]) -> None:
     family_checks.rows_are_independent(checkpoint, pipe, plain)
 
 
+@pytest.mark.every(3)
 def test_named_methods_decode(checkpoint: Checkpoint, pipe: Any) -> None:
     family_checks.named_methods_decode(checkpoint, pipe)
 
 
+@pytest.mark.every(3)
 def test_saved_folder_gives_the_same(
     checkpoint: Checkpoint, pipe: Any, plain: list[Any], tmp_path: Path
 ) -> None:
     family_checks.saved_folder_gives_the_same(checkpoint, pipe, plain, tmp_path / checkpoint.name)
 
 
+@pytest.mark.every(3)
 def test_wrong_weights_are_named(checkpoint: Checkpoint, folder: Path, tmp_path: Path) -> None:
     family_checks.wrong_weights_are_named(checkpoint, folder, tmp_path)
 

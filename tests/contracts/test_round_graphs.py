@@ -57,7 +57,7 @@ def calls(target: CausalTarget, name: str) -> list[Run]:
 
 
 @pytest.mark.parametrize("name", AHEAD)
-@pytest.mark.every(7)
+@pytest.mark.every(12)
 def test_replayed_rounds_are_the_same(name: str) -> None:
     expected = calls(CausalTarget(tiny_lm()), name)
     target = captured()
@@ -132,6 +132,7 @@ def test_settings_of_the_same_parts_share_a_graph() -> None:
     assert len(graphs) == 1 and None not in graphs.values()
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("accelerator", ["none", "eagle"])
 def test_a_compiled_pipeline_captures_nothing_at_a_request(accelerator: str) -> None:
     model, processor = VISION_LANGUAGE_FAMILIES["llava"]()

@@ -66,6 +66,7 @@ def image_pipe(accelerator: str, **options: Any) -> ImagePipeline:
     return pipe
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("accelerator", ["none", "eagle", "copy"])
 def test_requests_that_join_and_leave_share_graphs(accelerator: str) -> None:
     pipe = text_pipe(accelerator)
@@ -84,6 +85,7 @@ def test_requests_that_join_and_leave_share_graphs(accelerator: str) -> None:
         assert counts.captures == 0
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("coupling", ["maximal", "exact"])
 def test_images_that_join_and_leave_share_graphs(coupling: str) -> None:
     requests: list[dict[str, Any]] = [
@@ -113,6 +115,7 @@ def test_a_slot_that_keeps_its_old_row_is_noticed(monkeypatch: pytest.MonkeyPatc
             assert decode(batch, REQUESTS, 4) != expected
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_round_without_memory_ends_the_newest_request(
     compiled: bool, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +144,7 @@ def test_a_round_without_memory_ends_the_newest_request(
     assert ended[handles[0]].error is None and ended[handles[1]].error is None
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("accelerator", ["none", "eagle", "eagle, of changing sizes"])
 def test_a_batch_that_captures_at_first_captures_nothing_later(accelerator: str) -> None:
     """Settings of the usual kinds, also when a request with another kind has been and gone."""

@@ -37,6 +37,7 @@ def state(page: Any, name: str) -> None:
     page.wait_for_selector(f"#figures [data-state={name}]")
 
 
+@pytest.mark.slow
 def test_an_image_is_drawn_as_the_pipeline_draws_it(browser, url, demo, tmp_path):
     with visiting(browser, url) as page:
         page.locator("#prompt textarea").press("Enter")
@@ -83,6 +84,7 @@ def test_the_image_fills_in_and_stop_ends_the_model_within_a_round(browser, url,
         page.wait_for_selector("#draw")
 
 
+@pytest.mark.slow
 def test_the_page_fits_a_phone_and_states_what_a_toy_model_draws(browser, url):
     with visiting(browser, url, PHONE) as page:
         page.wait_for_selector("#draw")

@@ -93,6 +93,7 @@ def enumerated(kind: str, sampler: Sampler, prompt: list[int]) -> Tensor:
     return joint
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("kind", "case"),  # LLaDA alone has confidences of its own, which every case may tell apart
     [*(("llada", case) for case in range(4)), ("sdar", 0), ("dream", 3), ("llada2", 1)],

@@ -94,7 +94,7 @@ def rotated_heads(
 @pytest.mark.parametrize("kind", NORMS)
 @pytest.mark.parametrize("pairs", [False, True])
 @pytest.mark.parametrize("case", CACHED, ids=str)
-@pytest.mark.every(4)
+@pytest.mark.every(12)
 def test_rotation_into_the_cache(
     case: tuple[int, int, int, int, int, bool],
     pairs: bool,

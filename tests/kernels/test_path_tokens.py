@@ -35,6 +35,7 @@ def test_each_row_holds_prompt_output_and_path(shape):
             assert found[row, node].tolist() == [*expected, *[-1] * (found.shape[2] - len(expected))]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("width", [5, 1500])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_kernel_of_paths_gives_what_torch_gives(shape, width, both, device):

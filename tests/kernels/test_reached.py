@@ -56,6 +56,7 @@ ROLES: list[tuple[Callable[[CausalTarget], Drafter], AcceptanceRule, set[str]]] 
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("drafter", "rule", "launchers"), ROLES)
 @pytest.mark.every(4)
 def test_rules_and_drafters(

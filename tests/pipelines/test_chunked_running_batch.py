@@ -95,7 +95,7 @@ def test_other_rows_advance_at_every_chunk(chunked: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", ["none", "copy", "draft_model", "eagle", "flash", "medusa"])
-@pytest.mark.every(2)
+@pytest.mark.every(6)
 def test_short_prompts_that_wait_together_share_a_forward_pass(
     chunked: Any, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +151,7 @@ def test_a_request_whose_shared_prefill_fails_fails_alone(
         assert tokens[handles[index]] == alone(chunked, requests[index]).tokens[0]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["eagle", "flash", "draft_model"])
 def test_a_drafter_reads_long_prompts_in_chunks(
     chunked: Any, name: str, monkeypatch: pytest.MonkeyPatch

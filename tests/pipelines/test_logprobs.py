@@ -88,6 +88,7 @@ class Counting(LogitsProcessor):
         return scores
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("penalties", [(1.5, 0.0), (0.0, 0.7), (-0.4, 1.1)])
 def test_counting_penalties_equal_generate(drafting: Any, penalties: tuple[float, float]) -> None:
     presence, frequency = penalties

@@ -62,7 +62,7 @@ def generated(model: PreTrainedModel, values: dict[str, Any], count: int, tokeni
 
 
 @pytest.mark.parametrize("published", EVERY, ids=lambda one: one.family)
-@pytest.mark.every(3)
+@pytest.mark.every(6)
 def test_a_published_config_decodes_as_plain_decoding_and_generate_do(published: Published) -> None:
     """On one Llama: with `copy` and with a head; to the end of its context."""
     plain, copied, headed = pipes()

@@ -89,7 +89,7 @@ RANDOM = {
 
 
 @pytest.mark.parametrize("source, name", RANDOM, ids=[f"{name} on {source}" for source, name in RANDOM])
-@pytest.mark.every(2)
+@pytest.mark.every(4)
 def test_text_of_requests_that_enter_and_leave_at_random(text: Any, source: str, name: str) -> None:
     pipe = text if source == "scenes-llava" else MMSpecPipeline.from_pretrained(ASSETS / source)
     pipe.set_accelerator(name, **({"drafter": medusa_for(pipe.target)} if name == "medusa" else {}))
@@ -119,6 +119,7 @@ def follow_scripts(pipe: MMSpecPipeline, pace: Sequence[int] = PACE) -> Scripts:
     return scripts
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["copy", "eagle", "draft_model"])
 def test_text_of_requests_whose_drafts_change_in_size_and_rest(text: Any, name: str) -> None:
     requests = [{"prompt": prompt, **settings} for prompt, settings in text_requests() * 2]
@@ -143,9 +144,9 @@ def test_a_head_reads_the_prompts_of_rows_that_joined_at_their_first_draft(
     text.set_accelerator("eagle", length="cost")
     real, read = FeatureSession._read_prompts, list[int]()
 
-    def counted(session: Any, prompts: Any) -> None:
+    def counted(session: Any, prompts: Any) -> Any:
         read.append(len(prompts.requests))
-        real(session, prompts)
+        return real(session, prompts)
 
     monkeypatch.setattr(FeatureSession, "_read_prompts", counted)
     for pace, expected in (((0,), []), ((0, 3, 0), [3])):
@@ -192,6 +193,7 @@ def test_drafts_are_whole_while_the_output_of_a_row_depends_on_their_size(
     assert chosen[2] and not chosen[3]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("name", "options"), [("none", {}), ("sjd", {"coupling": "exact"}), ("lantern", {"window": 8})]
 )

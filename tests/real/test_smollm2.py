@@ -105,6 +105,7 @@ def test_greedy_text_is_that_of_generate(name: str, pipe: Any, said: Any) -> Non
         assert output.stats.accepted[1] > 0 or name not in ("copy", "draft_model", "medusa"), length
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("name", ["mtp", "ppd"])
 def test_shipped_drafters_draft_what_it_says(name: str, pipe: Any, said: Any) -> None:
     """Drafters with random weights have 1.0 tokens per forward pass, those in assets/ 1.6 on Spec-Bench."""
@@ -122,6 +123,7 @@ def test_a_call_of_generate_is_accelerated_in_place(pipe: Any, said: Any) -> Non
     assert drafted.stats.target_forwards < 8
 
 
+@pytest.mark.slow
 def test_sampled_text_is_bitwise_that_of_plain_decoding(pipe: Any) -> None:
     """Of three prompts at once, each of which has its own seed, and of each by itself."""
     prompts = [COPIED, SAME, templated(pipe, CHATS[0])]

@@ -77,6 +77,7 @@ def test_pipeline_of_transformers_runs_accelerated(folder: Path, sounds: list[An
     assert summary.calls == 1 and summary.tokens > summary.forwards
 
 
+@pytest.mark.slow
 def test_our_pipeline_tells_times_and_reads_more_than_a_window(folder: Path, sounds: list[Any]) -> None:
     pipe = mmspec.SpeechPipeline.from_pretrained(folder, accelerator="copy")
     long = np.concatenate([sounds[0], np.zeros(RATE, np.float32)] * 6)

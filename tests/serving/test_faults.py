@@ -71,6 +71,7 @@ def test_clients_that_hang_up_change_no_other_answer():
         assert [ask(server, seed) for seed in range(8)] == alone
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("part", ["score", "commit", "prefill"])
 def test_a_failure_in_any_part_of_a_round_loses_no_request(monkeypatch, part):
     """Each request gets the answer that it gets alone, or an error; afterwards all get their answers."""
@@ -116,6 +117,7 @@ def test_a_worker_that_dies_answers_everyone_and_is_reported(monkeypatch, part):
             pass  # the pipeline is free again
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize("chunk", [None, 8])
 def test_rows_without_memory_end_alone_within_their_streams(monkeypatch, chunk):
     """A row that runs out of memory in its prefill gets a status; the others' streams continue, unchanged."""

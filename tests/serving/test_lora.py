@@ -76,6 +76,7 @@ def alone(folders: dict[str, Path], accelerator: str, **drafter: str) -> dict[tu
     return found
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(("accelerator", "in_turn"), [("flash", False), ("copy", False), ("copy", True)])
 def test_mixed_requests_get_the_answers_of_each_adapter_alone(folders, accelerator, in_turn):
     drafter = {"drafter": "assets/scenes-llava-flash"} if accelerator == "flash" else {}
@@ -112,6 +113,7 @@ def test_mixed_requests_get_the_answers_of_each_adapter_alone(folders, accelerat
 USER = {"role": "user", "content": "hello"}
 
 
+@pytest.mark.slow
 def test_a_cancelled_row_changes_no_row_of_other_adapters(folders):
     long = {"messages": [USER], "max_tokens": 200, "extra_body": {"ignore_eos": True}}
     with serving(folders, "flash") as server:

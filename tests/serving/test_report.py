@@ -19,6 +19,7 @@ def pipeline(accelerator: str) -> MMSpecPipeline:
     return MMSpecPipeline.from_pretrained("assets/scenes-llava", accelerator=accelerator, dtype=torch.float32)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("accelerator", ["none", "copy", "flash"])
 def test_the_report_is_that_of_the_answers(accelerator):
     alone = merge_stats([pipeline(accelerator)(prompt, max_new_tokens=60).stats for prompt in PROMPTS])

@@ -120,6 +120,7 @@ def arguments_of(known, text):
     return "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in members)
 
 
+@pytest.mark.every(2)
 @pytest.mark.parametrize(
     ("form", "special"), [*((form, True) for form in TOOL_FORMATS), ("hermes", False), ("mistral", False)]
 )
@@ -265,6 +266,7 @@ def only_clock(mode: str) -> dict[str, Any]:
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": [named]}}
 
 
+@pytest.mark.every(4)
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "clock"}}, only_clock("required")]
 )
@@ -315,6 +317,7 @@ def test_a_forced_call_follows_reasoning(hermes):
     assert [one.function.name for one in message.tool_calls] == ["clock"]
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize(
     ("form", "special"),
     [*((form, True) for form in TOOL_FORMATS), ("hermes", False), ("qwen3_coder", False)],

@@ -38,6 +38,7 @@ def test_a_model_without_tools_in_its_template_refuses_them(pipe):
         server.client.chat.completions.create(model="smollm2", messages=ASKED, tools=[TOOL])
 
 
+@pytest.mark.slow
 def test_a_forced_call_follows_the_schema_and_its_result_is_read(pipe, monkeypatch):
     monkeypatch.setattr(pipe.processor, "chat_template", TEMPLATE)
     with running(pipelines={"smollm2": pipe}) as server:

@@ -255,6 +255,7 @@ def test_document_readers_give_the_tokens_of_generate() -> None:
             assert torch.equal(found, expected)
 
 
+@pytest.mark.every(3)
 @pytest.mark.parametrize("make", [tiny_whisper, tiny_moonshine])
 @pytest.mark.parametrize(
     ("name", "settings"),

@@ -91,7 +91,7 @@ def calls(target: CausalTarget, drafter: Drafter | None, rule: AcceptanceRule) -
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
-@pytest.mark.every(4)
+@pytest.mark.every(11)
 def test_drafts_of_any_sizes_and_rests_are_replayed(name: str) -> None:
     """The tokens are those of plain decoding, and the drafts those of a head that has read all tokens."""
     gullible, matches = Gullible(), SampleAndMatch()
