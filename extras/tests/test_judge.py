@@ -157,4 +157,4 @@ def test_a_judge_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_the_size_of_drafts_is_not_chosen_by_cost(chosen_by_cost: Any) -> None:
     """Acceptance depends on the size."""
     accelerator = build_accelerator("copy", acceptance="judge")
-    assert chosen_by_cost(accelerator, Sampler(0.0), torch.device("cpu")) is False
+    assert chosen_by_cost(accelerator, Sampler(0.0)) is False

@@ -43,11 +43,13 @@ class GearTarget(CausalTarget):
 
     def score_nodes(self, state: AnyState, nodes: Nodes) -> TargetOutput:
         cache: GearCache = state.cache
+        plan = cache.plan
         for row, start, tokens in cache.due():
-            cache.plan.prefill_row, cache.plan.start, cache.plan.tokens = row, start, len(tokens)
+            plan.prefill_row, plan.group, plan.start, plan.tokens = row, None, start, len(tokens)
             places = torch.arange(start, start + len(tokens), device=self.device) + state.offset[row]
             ids = torch.tensor([tokens], device=self.device)
-            self._read_chunk({"input_ids": ids, "position_ids": places[None]}, cache, row, whole=True)
+            inputs = {"input_ids": ids, "position_ids": places[None]}
+            self._read_chunk(inputs, cache, row, [len(tokens)], whole=True)
         cache.drafted = nodes.tokens
         return super().score_nodes(state, nodes)
 
