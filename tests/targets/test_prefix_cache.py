@@ -34,6 +34,7 @@ from tests.tiny_models import (
     tiny_llama,
     user_message,
 )
+from tests.versions import TAKES_ENCODED_IMAGES
 
 PLENTY = 2**30
 IMAGE, ANOTHER, *_ = tiny_images()
@@ -251,6 +252,7 @@ def test_what_cannot_be_cut_is_read_whole(more: dict[str, object]) -> None:
     assert identify(model, {**inputs, **more}, 0) is None
 
 
+@pytest.mark.skipif(not TAKES_ENCODED_IMAGES, reason="models of this transformers do not take encoded images")
 @pytest.mark.parametrize("family", ["llava", "qwen2_vl"])
 def test_threads_encode_an_image_once_for_its_prefill(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two requests with one image, prepared at once: the prefills run no encoder, and count one hit."""
