@@ -86,6 +86,7 @@ class Ticket:
         self.queue = queue
         self.loop = asyncio.get_running_loop()
         self.events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
+        self._early: deque[tuple[int, Event]] = deque()  # of rows that had entered before others
         self.names = names or {}
         self.began = perf_counter()
         pairs = enumerate(zip(prompts, settings, strict=True))
@@ -119,8 +120,7 @@ class Ticket:
                 waiting.discard(index)
             else:
                 early.append((index, event))
-        for one in early:
-            self.events.put_nowait(one)
+        self._early.extend(early)  # before those that have come meanwhile
 
     async def updates(self, seconds: float) -> AsyncIterator[tuple[int, Event]]:
         """Yield the events of all rows, each with the row's index, until all have ended.
@@ -143,6 +143,8 @@ class Ticket:
 
     async def _next(self, deadline: Callable[[], float], what: str) -> tuple[int, Event]:
         """Return the next event. The deadline may move meanwhile."""
+        if self._early:
+            return self._early.popleft()
         while self.events.empty() and (left := deadline() - monotonic()) > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):

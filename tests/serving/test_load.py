@@ -22,7 +22,7 @@ from mmspec.pipelines import ImagePipeline
 from mmspec.serving.engine import Engine, Ticket, WaitingRows
 from mmspec.serving.errors import RequestError
 from mmspec.serving.metrics import Metrics
-from mmspec.serving.rows import TextRows
+from mmspec.serving.rows import Event, TextRows
 from tests.serving.conftest import load, running, until
 from tests.tiny_models.llamagen import tiny_llamagen, tiny_vq
 
@@ -175,6 +175,23 @@ def test_a_request_waits_while_the_queue_moves():
 
     assert asyncio.run(wait(0)) >= 0.5
     assert asyncio.run(wait(10)) >= 1.5
+
+
+def test_text_of_a_row_that_entered_first_keeps_its_order():
+    """All events have come before the request reads the first one."""
+
+    async def read() -> list[tuple[int, int]]:
+        ticket = Ticket(["", ""], [{}, {}], WaitingRows(8))
+        entered, early, later = Event(prompt_tokens=3), Event(tokens=1), Event(tokens=2)
+        end = Event(finish_reason="stop", output=SimpleNamespace(stats=None))
+        for index, event in [(0, entered), (0, early), (1, entered), (0, later), (1, later)]:
+            ticket.events.put_nowait((index, event))
+        for index in (0, 1):
+            ticket.events.put_nowait((index, end))
+        await ticket.entered(1.0)
+        return [(index, event.tokens) async for index, event in ticket.updates(1.0)]
+
+    assert asyncio.run(read()) == [(0, 1), (0, 2), (1, 2), (0, 0), (1, 0)]
 
 
 def test_requests_enter_in_the_order_in_which_they_came(monkeypatch):
