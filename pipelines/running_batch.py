@@ -55,10 +55,8 @@ USUAL_TOP_K = 50  # of transformers' generation configs
 ROUNDS_TO_CAPTURE = 3  # one without a graph, one that is captured, and a replay
 LEAST_SHARE = 2  # slots are given up if fewer of them are left than this, times the rows that run
 STAYS = "in a running batch; rows of others must stay together until all have ended"
-
-
 #: A call, and the function from the canvas of its rows to its output.
-PreparedRequest: TypeAlias = tuple["Call", Callable[[Canvas], CallOutput]]
+PreparedRequest: TypeAlias = tuple[Call, Callable[[Canvas], CallOutput]]
 
 
 @torch.inference_mode()

@@ -16,7 +16,7 @@ from mmspec.core.canvas import Canvas, Emission, Stopping
 from mmspec.core.chunked_prefill import ChunkedPrefill
 from mmspec.core.distributions import Categorical, Scores
 from mmspec.core.draft import Draft, Tree
-from mmspec.core.graphs import can_capture, power_of_two
+from mmspec.core.graphs import power_of_two
 from mmspec.core.interfaces import (
     Drafter,
     DraftSession,
@@ -251,8 +251,6 @@ class PrunedSession(PacedSession[PruningPolicy]):
         self.choice = policy.choose(sums)
         kept = [[each.node for each in row[: policy.nodes[self.choice]]] for row in self.candidates]
         most = max(map(len, kept))
-        if can_capture(canvas.device):  # few sizes, because each is captured in a graph
-            most = min(size for size in policy.nodes if size >= most)
         if most + 1 < draft.tokens.shape[1]:
             draft = draft.part_of(kept, most)
         self.drafting = self.times.read()
