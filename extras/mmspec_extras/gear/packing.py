@@ -47,7 +47,7 @@ class Packing:
         block: number n of tokens that are compressed together, a multiple of 8 up to 256.
 
     Raises:
-        InputError: `bits` or `block` is out of range.
+        InputError: an argument is out of range.
     """
 
     bits: int = 2
@@ -60,6 +60,11 @@ class Packing:
             raise InputError("bits", self.bits, "must be 2, 4 or 8")
         if self.block not in range(8, 257, 8):
             raise InputError("block", self.block, "must be a multiple of 8 between 8 and 256")
+        for name in ("rank", "outliers"):
+            if not 0 <= (given := getattr(self, name)) < self.block // 2:
+                raise InputError(
+                    name, given, f"must be at least 0, and below {self.block // 2}, half a block"
+                )
 
     def shifts(self, device: torch.device) -> Tensor:
         """Position of each code in its byte."""
