@@ -155,7 +155,7 @@ def test_bytes_are_those_of_the_packed_parts(target: Any) -> None:
 
 
 def test_what_cannot_be_compressed_is_refused(target: Any) -> None:
-    for name, value in (("bits", 3), ("block", 12)):
+    for name, value in (("bits", 3), ("block", 12), ("rank", -1), ("outliers", 32)):
         with pytest.raises(InputError, match=name):
             Packing(**{name: value})
     with pytest.raises(InputError, match="num_draft_tokens must be below 8"):
