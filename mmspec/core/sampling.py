@@ -268,14 +268,17 @@ class Sampler(RowSettings):
             return self._merged(other, counts, lambda own, new: concat(own, new, counts))
         both: Keywords = {}
         for name in SAMPLING:
-            both[name] = []
-            for each, count in zip((self, other), counts, strict=True):
-                values = values_of(getattr(each, name))
-                both[name] += values * (count if len(values) == 1 else 1)
+            own, new = values_of(getattr(self, name)), values_of(getattr(other, name))
+            if len(own) > 1 or own != new:
+                rows, others = counts
+                both[name] = [
+                    *(own * rows if len(own) == 1 else own),
+                    *(new * others if len(new) == 1 else new),
+                ]
         if self.processors or other.processors:
             none, (rows, others) = LogitsProcessorList(), counts
             both["processors"] = [*(self.processors or [none] * rows), *(other.processors or [none] * others)]
-        return replace(self, **both)
+        return replace(self, **both) if both else self
 
     @property
     def warping(self) -> Warping:

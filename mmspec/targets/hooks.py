@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from weakref import WeakKeyDictionary
 
@@ -40,7 +40,7 @@ TRIED: WeakKeyDictionary[nn.Module, tuple[tuple[int, ...], bool]] = WeakKeyDicti
 def hooks_of_users(model: nn.Module) -> dict[int, AnyFunction]:
     """Hooks and replaced `forward` methods in a model that code outside `LIBRARIES` has set, by id."""
     found: dict[int, AnyFunction] = {**of_all._global_forward_hooks, **of_all._global_forward_pre_hooks}
-    for module in model.modules():
+    for module in each_module(model):
         if module._forward_hooks or module._forward_pre_hooks:
             found |= {**module._forward_hooks, **module._forward_pre_hooks}
         stands = vars(module).get(forward_name(module))
@@ -49,6 +49,18 @@ def hooks_of_users(model: nn.Module) -> dict[int, AnyFunction]:
         if stands is not None and getattr(stands, "__func__", None) is not type(module).forward:
             found[id(stands)] = stands
     return {key: hook for key, hook in found.items() if not is_of_library(hook)}
+
+
+def each_module(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield every module once, faster than `model.modules()`, which also builds their names."""
+    met: set[nn.Module | None] = {None}
+    left: list[nn.Module | None] = [model]
+    while left:
+        module = left.pop()
+        if module is not None and module not in met:
+            met.add(module)
+            left += module._modules.values()
+            yield module
 
 
 def is_of_library(code: object) -> bool:

@@ -29,6 +29,7 @@ from mmspec.trees.pacing import (
     PruningPolicy,
     SizePolicy,
 )
+from mmspec.trees.pacing.costs import PassTimes
 from mmspec.trees.rejection import SpeculativeSampling
 from tests.contracts.checks import PROMPTS, check_words, llama
 from tests.contracts.running import FanOutTarget, decode, random_prompts
@@ -136,24 +137,30 @@ class Rounds:
     Attributes:
         seconds: of a round by its number of candidates, drafting left out.
         drafting: seconds of the drafter.
+        rows: whose candidates are right independently of each other.
     """
 
-    def __init__(self, seconds: Callable[[int], float], drafting: float, shares: Sequence[float]) -> None:
-        self.seconds, self.drafting, self.shares = seconds, drafting, shares
+    def __init__(
+        self, seconds: Callable[[int], float], drafting: float, shares: Sequence[float], rows: int = 1
+    ) -> None:
+        self.seconds, self.drafting, self.shares, self.rows = seconds, drafting, shares, rows
         self.dice = random.Random(0)
 
     def run(self, model: PruningPolicy, rounds: int) -> tuple[list[int], float]:
-        """Candidates that a model keeps in so many rounds of chains, and tokens by the seconds."""
-        kept, tokens, time = [], 0, 0.0
+        """Candidates that a model keeps in so many rounds of chains, and a row's tokens by the seconds."""
+        kept, tokens, time = [], 0.0, 0.0
         for _ in range(rounds):
             rests, share = model.rests(), self.dice.choice(self.shares)
             paths = [share**depth for depth in range(1, 17)]
             choice = 0 if rests else model.choose([list(accumulate(paths, initial=1.0))])
             nodes, drafting = model.nodes[choice], 0.0 if rests else self.drafting
-            right = next((n for n in range(nodes) if self.dice.random() >= share), nodes)
+            given = [
+                1 + next((n for n in range(nodes) if self.dice.random() >= share), nodes)
+                for _ in range(self.rows)
+            ]
             seconds = self.seconds(nodes) + drafting
-            model.record(choice, [1 + right], seconds, drafting, levels=int(drafting > 0))
-            kept, tokens, time = [*kept, nodes], tokens + 1 + right, time + seconds
+            model.record(choice, given, seconds, drafting, levels=int(drafting > 0))
+            kept, tokens, time = [*kept, nodes], tokens + fmean(given), time + seconds
         return kept, tokens / time
 
 
@@ -244,6 +251,41 @@ def test_drafts_rest_where_rows_are_many_and_come_back(drafting: float, share: f
         assert rows < 8 or drafted <= 4096 // rows // 16
     assert speed(1)[1] > 0.99 * fast
     assert list(paced.policies) == [64, 1, 2, 4, 8, 16, 32]
+
+
+def test_drafts_go_on_in_wide_batches_where_further_tokens_cost_less() -> None:
+    """A device on which the second token costs as much as seventeen later ones."""
+
+    def speed(rows: int) -> tuple[int, float]:
+        def seconds(nodes: int) -> float:
+            tokens = torch.tensor([rows * (1 + nodes), rows])
+            several, plain = (8 + 0.25 * tokens + 4 * (tokens > 1)).tolist()
+            return several / plain
+
+        kept, gained = Rounds(seconds, 0.4, (0.9,), rows).run(paced.policy_for(rows), 1024 // rows)
+        return sum(map(bool, kept)), gained
+
+    head = GrownTreeDrafter(head_for(few_words()), num_draft_tokens=16, depth=4, top_k=4)
+    paced = PacedDrafter(head, {})
+    for rows in (1, 2, 4, 8, 16, 32):
+        drafted, gained = speed(rows)
+        assert drafted > 0.5 * 1024 // rows and gained > 1.05
+
+
+def test_the_time_of_a_forward_pass_follows_from_those_with_fewer_and_more_tokens() -> None:
+    passes = PassTimes(replace(DEFAULT_PACING, node_cost=0.1))
+    assert passes(4) == 0.0
+    passes.record(2, 1.1)
+    assert [passes(1), passes(2), passes(12)] == pytest.approx([1.0, 1.1, 2.1])  # 0.1 for each token
+    passes.record(12, 5.1)
+    assert [passes(7), passes(22)] == pytest.approx([3.1, 9.1])
+    for seconds in (1.3, 1.3):  # the median counts
+        passes.record(2, seconds)
+    assert passes(2) == 1.3
+    passes = PassTimes(replace(DEFAULT_PACING, node_cost=0.1))
+    passes.record(1, 1.0)
+    passes.record(4, 1.0)
+    assert passes(5) > 1.05, "few tokens can be free where more of them are not"
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(2.25, 56), (2.5, 64), (50.0, LONGEST_PAUSE)])

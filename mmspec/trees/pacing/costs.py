@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -11,6 +12,57 @@ from mmspec.trees.pacing.config import PacingConfig
 PLAIN = 0  # the choice of a plain round
 
 
+class PassTimes:
+    """Times of the target's forward passes by their number of tokens, at any number of rows.
+
+    A pass over n nodes of each of B rows takes about as long as one over their B (n + 1) tokens in other
+    rows. The time of a pass that was not measured therefore follows from those with fewer and with more
+    tokens.
+
+    Args:
+        config: constants of pacing.
+
+    Attributes:
+        seconds: the latest measured times, by number of tokens.
+    """
+
+    def __init__(self, config: PacingConfig) -> None:
+        self.config = config
+        self.seconds: dict[int, deque[float]] = {}
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Record the time of a pass over so many tokens."""
+        self.seconds.setdefault(tokens, deque(maxlen=self.config.measured_rounds)).append(seconds)
+
+    def __call__(self, tokens: int) -> float:
+        """Seconds of a pass over so many tokens; 0 if none was measured.
+
+        Beyond the measured numbers, further tokens take as long as those between the measured ones, and at
+        least as long as `node_cost` estimates: few tokens can be free where more of them are not.
+        """
+        known = sorted(self.seconds)
+        if not known:
+            return 0.0
+        after = bisect_left(known, tokens)
+        if after == 0 or after == len(known):
+            nearest = known[min(after, len(known) - 1)]
+            return self._known(nearest) + (tokens - nearest) * self._token(nearest)
+        low, high = known[after - 1], known[after]
+        share = (tokens - low) / (high - low)
+        return (1 - share) * self._known(low) + share * self._known(high)
+
+    def _known(self, tokens: int) -> float:
+        return median(self.seconds[tokens])
+
+    def _token(self, nearest: int) -> float:
+        """Estimated seconds of a token more than the largest measured number, or less than the smallest."""
+        least = self.config.node_cost * self._known(nearest) / (1 + self.config.node_cost * (nearest - 1))
+        first, last = min(self.seconds), max(self.seconds)
+        if nearest == first:
+            return least
+        return max(least, (self._known(last) - self._known(first)) / (last - first))
+
+
 class RoundCosts:
     """Costs of rounds by choice, in plain rounds, from the latest times of each choice.
 
@@ -18,14 +70,17 @@ class RoundCosts:
         sizes: nodes or levels of each choice: 0 for the plain round, then the others, the largest first.
         config: constants of pacing.
         rows: number of rows of the rounds.
+        passes: times by number of tokens, if the times of rounds are those of the target's forward passes.
 
     Attributes:
         seconds: the latest measured times of each choice.
-        node_share: estimated cost of one more node, in plain rounds of a single row.
+        node_share: estimated cost of one more node, in plain rounds of a single row; not used with `passes`.
     """
 
-    def __init__(self, sizes: Sequence[int], config: PacingConfig, rows: int = 1) -> None:
-        self.sizes, self.config, self.rows = sizes, config, rows
+    def __init__(
+        self, sizes: Sequence[int], config: PacingConfig, rows: int = 1, passes: PassTimes | None = None
+    ) -> None:
+        self.sizes, self.config, self.rows, self.passes = sizes, config, rows, passes
         self.node_share = config.node_cost
         self.seconds: list[deque[float]] = [deque(maxlen=config.measured_rounds) for _ in sizes]
         self._met = {PLAIN}
@@ -36,7 +91,8 @@ class RoundCosts:
         return self.rows * self.node_share / (1 + (self.rows - 1) * self.node_share)
 
     def continue_from(self, other: RoundCosts) -> None:
-        """Estimate `node_share` from the costs that were measured at another number of rows."""
+        """Estimate costs from those that were measured at another number of rows."""
+        self.passes = other.passes  # both go on recording
         self.node_share = other.node_share
         smallest, rows = len(other.sizes) - 1, other.rows
         if self.config.costs_scale and other.is_measured(smallest) and other.is_measured(PLAIN):
@@ -55,7 +111,13 @@ class RoundCosts:
         if is_first and self.plain(seconds) > self.config.stall * self(choice):
             return False
         self.seconds[choice].append(seconds)
+        if self.passes is not None:
+            self.passes.record(self._tokens(choice), seconds)
         return True
+
+    def _tokens(self, choice: int) -> int:
+        """Tokens of a forward pass of a choice, those of all rows."""
+        return self.rows * (1 + self.sizes[choice])
 
     def is_measured(self, choice: int) -> bool:
         """Whether enough rounds of a choice were measured."""
@@ -74,13 +136,15 @@ class RoundCosts:
         """Cost of a round of a choice, in plain rounds.
 
         The cost is the median of the latest times, or their minimum while there are few, because some may
-        include preparation. Without times, it is the cost of the next smaller size plus `node_cost` per
-        additional node.
+        include preparation. Without times, it follows from `passes`, or is the cost of the next smaller size
+        plus `node_cost` per additional node.
         """
         times = self.seconds[choice]
         if times and self.seconds[PLAIN]:
             return self.plain(median(times) if 2 * len(times) >= self.config.measured_rounds else min(times))
         if choice == PLAIN:
             return 1.0
+        if self.passes is not None and (plain := self.passes(self.rows)):
+            return self.passes(self._tokens(choice)) / plain
         smaller = self.smaller(choice)
         return self(smaller) + self.node_cost * (self.sizes[choice] - self.sizes[smaller])

@@ -10,7 +10,7 @@ from typing import Self
 
 from mmspec.trees.pacing.candidates import Calibration
 from mmspec.trees.pacing.config import DEFAULT_PACING, PacingConfig
-from mmspec.trees.pacing.costs import PLAIN, RoundCosts
+from mmspec.trees.pacing.costs import PLAIN, PassTimes, RoundCosts
 from mmspec.trees.pacing.pauses import Pauses
 
 
@@ -41,26 +41,33 @@ class PruningPolicy:
     ) -> None:
         self.nodes, self.config, self.rows = (0, *nodes), config, rows
         sizes = [size + read for size, read in zip(nodes, probes or [0] * len(nodes), strict=True)]
-        self.cost, self._pauses = RoundCosts((0, *sizes), config, rows), Pauses(config)
+        self.cost = RoundCosts((0, *sizes), config, rows, PassTimes(config))
+        self._pauses = Pauses(config)
         self._probes = any(probes)
         self.calibrate = Calibration(config)
         self._tokens = self._time = 1 / (1 - config.decay)  # decayed sums of tokens and costs
         self._since_plain = 0  # rounds
         self._level_cost = 0.0  # of drafting one level, without the target's forward pass
+        self._given: dict[int, tuple[float, float]] = {}  # tokens and levels of recent drafts, by choice
         self._kept = deque([config.least_nodes], maxlen=config.measured_rounds)  # candidates of recent drafts
 
     def continue_from(self, other: Self) -> None:
         """Take over the calibration of another number of rows, and its pause if drafts cost more here."""
         self.calibrate = other.calibrate  # both go on counting
-        self._level_cost = other._level_cost
+        self._level_cost, self._given = other._level_cost, dict(other._given)
+        self._kept.extend(other._kept)
         self.cost.continue_from(other.cost)
         if self.rows > other.rows:
             self._pauses.continue_from(other._pauses)
 
     def rest_unless_promising(self) -> None:
-        """Postpone the first trial if one candidate costs more than it is expected to give."""
-        cost = 1 + self.cost.node_cost + self._level_cost
-        if 1 + self.config.next_rate < self.config.least_speedup * cost:
+        """Postpone the first trial unless one candidate, or a size used at other rows, may pay off."""
+        smallest = len(self.nodes) - 1
+        expected = {smallest: (1 + self.config.next_rate, 1.0), **self._given}
+        if all(
+            tokens < self.config.least_speedup * (self.cost(choice) + levels * self._level_cost)
+            for choice, (tokens, levels) in expected.items()
+        ):
             self._pauses.begin_longest()
 
     @property
@@ -146,6 +153,12 @@ class PruningPolicy:
         if not (choice or drafting):  # a plain round costs 1 by definition
             self._tokens, self._time = decay * self._tokens + given, decay * self._time + 1
             return
+        if choice:
+            tokens_before, levels_before = self._given.get(choice, (given, levels))
+            self._given[choice] = (
+                decay * tokens_before + (1 - decay) * given,
+                decay * levels_before + (1 - decay) * levels,
+            )
         usual = self.cost(choice) + levels * self._level_cost
         # Without candidates, the target's part costs 1 too; otherwise drafts would seem to pay off on a
         # machine that gets faster.
