@@ -172,6 +172,7 @@ def train_on(
     rates: Keywords = {"slow": "head.", "slow_factor": learner.rate, "outer": learner.outer}
     training.train(Stage(method, learner, make, check, **rates, halved=halved))
     unseen = (make(training.step + ahead).to(device) for ahead in range(MEASURED_BATCHES))
+    learner.eval()
     with torch.autocast(device.type, torch.bfloat16, enabled=halved):
         measured = learner.measure(unseen)
     for name, value in measured.items():

@@ -246,6 +246,7 @@ class Training:
         accelerator, total = self.accelerator, 0.0
         halved = {"device_type": accelerator.device.type, "dtype": torch.bfloat16}
         count: int = accelerator.gradient_accumulation_steps
+        torch.manual_seed(self.seed + self.step)  # of dropout: a resumed training draws as one in one go
         for index in range(self.step * count, (self.step + 1) * count):
             batch = stage.make(index).to(accelerator.device)
             with accelerator.accumulate(module):

@@ -51,7 +51,7 @@ def by_hand(layer: EncoderAttention, states: Tensor, feature: Tensor, embedding:
 @torch.no_grad()
 def test_rows_of_different_lengths_are_those_of_a_loop_over_their_states() -> None:
     generator = torch.Generator().manual_seed(0)
-    layer = EncoderAttention(WIDTH, HEADS, PARTS, 16, MERGED)
+    layer = EncoderAttention(WIDTH, HEADS, PARTS, 16, MERGED).eval()
     for parameter in layer.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
     states = [torch.randn(1, length, WIDTH, generator=generator) for length in (9, 4)]
@@ -80,7 +80,7 @@ def learner(data: AudioRows) -> Any:
 @torch.no_grad()
 def test_drafting_predicts_what_training_does(data: AudioRows, learner: Any) -> None:
     """After each prefix of a transcript, heads give the logits that the loss has at its end."""
-    example, head = data.opened(0), learner.head
+    example, head = data.opened(0), learner.eval().head
     taught = read(data.target, [example, data.opened(1)], head.taps)
     blocks = Blocks.of(taught.learnt, 3)
     due = learner.logits(taught, blocks)[blocks.row == 0]
@@ -102,11 +102,12 @@ def test_training_raises_acceptance(data: AudioRows, learner: Any) -> None:
     """It begins with the weights of the target's last layer."""
     head, layer = learner.head, data.target.model.get_decoder().layers[-1]
     assert torch.equal(head.listener.query.weight, layer.encoder_attn.q_proj.weight)
-    before = acceptance_length(data.target, MedusaDrafter(head), data.trial())
+    before = acceptance_length(data.target, MedusaDrafter(head.eval()), data.trial())
+    learner.train()
     optimizer = torch.optim.Adam(head.parameters(), 3e-3)
     for step in range(40):
         loss, _ = learner(data.batch(step, 0))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert acceptance_length(data.target, MedusaDrafter(head), data.trial()) > 1.2 * before
+    assert acceptance_length(data.target, MedusaDrafter(head.eval()), data.trial()) > 1.2 * before
