@@ -269,7 +269,12 @@ class AdapterBatches:
         adapter = next(one for one in self._batches if one in running)
         batch = self._batches[adapter] = self._batches.pop(adapter)
         use_adapter(self.pipe.model, adapter)
-        updates = [replace(update, handle=(adapter, update.handle)) for update in batch.step()]
+        try:
+            updates = [replace(update, handle=(adapter, update.handle)) for update in batch.step()]
+        except Exception as error:  # rows in turn end alone; other batches fail whole, without the others
+            self._batches.pop(adapter).close()
+            gone: list[Any] = [handle for handle in self._handles if handle[0] == adapter]
+            updates = [RowUpdate(handle, [[]], error=error) for handle in gone]
         for update in updates:
             if update.output is not None or update.error is not None:
                 del self._handles[update.handle]

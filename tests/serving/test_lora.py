@@ -1,6 +1,7 @@
 """LoRA adapters as models of their own: answers of mixed requests equal those of each adapter alone."""
 
 import contextlib
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ from mmspec.models.adapters import load_lora, use_adapter
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.serving.limits import ServerLimits
 from mmspec.serving.metrics import Metrics
+from mmspec.serving.rows import open_rows
 from mmspec.targets.merged import merge_projections
 from tests.serving.conftest import post, running, until
 
@@ -132,6 +134,40 @@ def test_a_cancelled_row_changes_no_row_of_other_adapters(folders):
         until(lambda: engine.running == 0)
         again = server.client.chat.completions.create(model="loud.v1", messages=[USER], max_tokens=24)
         assert again.choices[0].message.content == alone_once(folders["loud.v1"])
+
+
+def test_a_failing_round_ends_the_rows_of_its_adapter_alone(folders, monkeypatch):
+    pipe = MMSpecPipeline.from_pretrained(BASE, dtype=torch.float32, accelerator="copy")
+    for name, folder in folders.items():
+        load_lora(pipe.model, name, str(folder))
+
+    def run(batch, adapters):
+        """Texts or errors of a request to each adapter."""
+        asked = {batch.enter("hello", adapter=name, max_new_tokens=12)[0]: name for name in adapters}
+        found = {}
+        while asked:
+            for handle, event in batch.step():
+                if event.error is not None:
+                    found[asked.pop(handle)] = str(event.error)
+                elif event.finish_reason is not None:
+                    found[asked.pop(handle)] = event.output.text[0]
+        return found
+
+    with open_rows(pipe, 4, has_adapters=True) as batch:
+        alone = run(batch, folders)
+        assert len(set(alone.values())) == len(folders)
+        own, calls = pipe.target.score, itertools.count()
+
+        def failing(*arguments, **keywords):
+            if next(calls) == 2:
+                raise RuntimeError("planted")
+            return own(*arguments, **keywords)
+
+        monkeypatch.setattr(pipe.target, "score", failing)
+        found = run(batch, folders)
+        wrong = [name for name in folders if found[name] != alone[name]]
+        assert len(wrong) == 1 and found[wrong[0]] == "planted"
+        assert run(batch, folders) == alone
 
 
 def alone_once(folder: Path) -> str:
