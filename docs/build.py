@@ -362,7 +362,7 @@ def both_temperatures(greedy: str, sampled: str, timed: bool = False) -> str:
         (
             labels[one],
             *(with_interval(run[one]) if one in run else "-" for run in found),
-            *([ratio(row)] if timed else []),
+            *([ratio(row) if "over_plain" in row else "-"] if timed else []),
         )
         for one, row in found[0].items()
     ]
