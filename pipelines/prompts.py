@@ -148,8 +148,9 @@ def read_prompts(
                     raise InputError(where, row, "must contain some text, an image, a video or audio")
                 read.append(from_string(row, given))
             else:
-                for kind, loaded in given.items() if placeholders is not None else ():
-                    count_placeholders(row, where, kind, len(loaded), placeholders.get(kind))
+                for kind, loaded in given.items():
+                    if placeholders is not None:
+                        count_placeholders(row, where, kind, len(loaded), placeholders.get(kind))
                 read.append(with_media(Prompt(text=row, continues=bool(continue_final_message)), given))
         else:
             of_text = None if sanitize_control_tokens else tokenizer

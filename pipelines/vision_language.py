@@ -80,11 +80,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
         Args:
             prompt: a string, a list of chat messages, or a list of either. A string becomes one user turn
-                with the media in front. With `apply_chat_template=False`, also a list of token ids, or a
-                list of such lists. The message keys `name`, `tool_calls`, `tool_call_id` and
-                `reasoning_content` are passed to the chat template. A video part may set `fps` or `nframes`;
-                an image part for Qwen-VL may set `min_pixels` and `max_pixels`, or `resized_height` and
-                `resized_width`. Other keys are refused (`mmspec.messages`).
+                with the media in front; for Donut, TrOCR and Florence-2 it is the whole prompt of one image.
+                With `apply_chat_template=False`, also a list of token ids, or a list of such lists. The
+                message keys `name`, `tool_calls`, `tool_call_id` and `reasoning_content` are passed to the
+                chat template. A video part may set `fps` or `nframes`; an image part for Qwen-VL may set
+                `min_pixels` and `max_pixels`, or `resized_height` and `resized_width`. Other keys are refused
+                (`mmspec.messages`).
             images: a path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL. With one prompt, a
                 list is several images; with a list of prompts, it has one entry for each prompt.
             videos: a path, bytes, or frames [T, H, W, 3]; lists as for images.
@@ -357,24 +358,23 @@ class VisionLanguagePipeline(MMSpecPipeline):
         return self._tensors(processor(text=[text], images=images, **arguments))
 
     def _encode_document(self, text: str, images: list[Image], processor: Processor) -> dict[str, Tensor]:
-        """Encode an image, and the text of the encoder, or of the decoder if the encoder reads none."""
+        """Encode an image, with the text of the encoder, or of the decoder if the encoder reads none."""
         if self.model.main_input_name == "input_ids":
-            return prompt_of(
-                self.model, self._tensors(processor(text=text, images=images, return_tensors="pt"))
-            )
-        encoded = self._tensors(processor(images=images, return_tensors="pt"))
+            return self._tensors(processor(text=text, images=images, return_tensors="pt"))
+        encoded = processor(images=images, return_tensors="pt")
         if text:
             ids = tokenizer_of(processor)(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
             encoded["decoder_input_ids"] = ids
-        return prompt_of(self.model, encoded)
+        return self._tensors(encoded)
 
     def _tensors(self, encoded: BatchFeature) -> dict[str, Tensor]:
-        """Return the tensors of a processor's output, with floats of the model's dtype."""
-        return {
+        """Return the tensors of a processor's output as a prompt, with floats of the model's dtype."""
+        tensors = {
             name: value.to(self.dtype) if value.is_floating_point() else value
             for name, value in encoded.items()
             if isinstance(value, Tensor)
         }
+        return prompt_of(self.model, tensors) if self.model.config.is_encoder_decoder else tensors
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         """Raise InputError for a prompt with token ids that the vocabulary lacks, or that stand for media."""

@@ -306,6 +306,6 @@ def prompt_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str,
         prompt[ENCODER_TOKENS] = prompt.pop("input_ids")
     first = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
     start = torch.tensor(first, device=next(iter(inputs.values())).device)
-    how = 1, model.main_input_name, prompt, start, start.device
-    prompt["input_ids"], _ = model._prepare_decoder_input_ids_for_generation(*how)
+    prepare: AnyFunction = model._prepare_decoder_input_ids_for_generation  # type: ignore[assignment]
+    prompt["input_ids"], _ = prepare(1, model.main_input_name, prompt, start, start.device)
     return prompt
