@@ -88,7 +88,7 @@ def read_prompts(
     limits: MediaLimits,
     tokenizer: PreTrainedTokenizerBase,
     apply_chat_template: bool = True,
-    placeholders: Mapping[str, str],
+    placeholders: Mapping[str, str] | None,
     takes_sizes: bool = False,
     continue_final_message: bool | None = None,
     sanitize_control_tokens: bool = False,
@@ -102,7 +102,8 @@ def read_prompts(
         limits: limits on media.
         tokenizer: tokenizer whose special tokens may not occur in a prompt with a chat template.
         apply_chat_template, continue_final_message, sanitize_control_tokens: arguments of the call.
-        placeholders: placeholder token of each kind of media in templated strings.
+        placeholders: placeholder token of each kind of media in templated strings; None if the processor
+            adds them.
         takes_sizes: whether the processor accepts a size for each image.
 
     Raises:
@@ -148,7 +149,8 @@ def read_prompts(
                 read.append(from_string(row, given))
             else:
                 for kind, loaded in given.items():
-                    count_placeholders(row, where, kind, len(loaded), placeholders.get(kind))
+                    if placeholders is not None:
+                        count_placeholders(row, where, kind, len(loaded), placeholders.get(kind))
                 read.append(with_media(Prompt(text=row, continues=bool(continue_final_message)), given))
         else:
             of_text = None if sanitize_control_tokens else tokenizer

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from transformers import BatchFeature, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
@@ -41,6 +42,7 @@ from mmspec.pipelines.text_stream import TextDeltas, decode
 from mmspec.pipelines.token_processors import with_processors
 from mmspec.plugins import family_of
 from mmspec.targets.admission import check_reach
+from mmspec.targets.encoder_decoder import prompt_of
 
 EXAMPLE: Keywords = {"max_new_tokens": 64, "seed": 0}  # of the calls that are compiled
 
@@ -78,11 +80,12 @@ class VisionLanguagePipeline(MMSpecPipeline):
 
         Args:
             prompt: a string, a list of chat messages, or a list of either. A string becomes one user turn
-                with the media in front. With `apply_chat_template=False`, also a list of token ids, or a
-                list of such lists. The message keys `name`, `tool_calls`, `tool_call_id` and
-                `reasoning_content` are passed to the chat template. A video part may set `fps` or `nframes`;
-                an image part for Qwen-VL may set `min_pixels` and `max_pixels`, or `resized_height` and
-                `resized_width`. Other keys are refused (`mmspec.messages`).
+                with the media in front; for Donut, TrOCR and Florence-2 it is the whole prompt of one image.
+                With `apply_chat_template=False`, also a list of token ids, or a list of such lists. The
+                message keys `name`, `tool_calls`, `tool_call_id` and `reasoning_content` are passed to the
+                chat template. A video part may set `fps` or `nframes`; an image part for Qwen-VL may set
+                `min_pixels` and `max_pixels`, or `resized_height` and `resized_width`. Other keys are refused
+                (`mmspec.messages`).
             images: a path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL. With one prompt, a
                 list is several images; with a list of prompts, it has one entry for each prompt.
             videos: a path, bytes, or frames [T, H, W, 3]; lists as for images.
@@ -228,12 +231,17 @@ class VisionLanguagePipeline(MMSpecPipeline):
             "takes_sizes": takes_sizes(self.processor),
             "sampling_rate": self._sampling_rate(),
         }
+        if self._reads_documents:
+            reading |= {"placeholders": None, "apply_chat_template": False}
         variables = {} if chat_template_kwargs is None else chat_template_kwargs
         media = {"image": images, "video": videos, "audio": audio}
         self._check_media(media)  # before anything is fetched
         prompts = read_prompts(prompt, media, **reading)
         for row in prompts:
             self._check_media(row.media())
+            if self._reads_documents and len(row.images) != 1:
+                rule = f"must have one image for each prompt of {type(self.model).__name__}"
+                raise InputError("images", f"{len(row.images)} images", rule)
         sampler = settings.sampler(len(prompts))
         negatives: list[Prompt] = []
         if sampler.is_guided:
@@ -284,7 +292,15 @@ class VisionLanguagePipeline(MMSpecPipeline):
         call = self._prepare(prompt, settings, **own)
         return call, lambda canvas: text_output(replace(call, canvas=canvas), self.tokenizer)
 
+    @property
+    def _reads_documents(self) -> bool:
+        """Whether a string is the whole prompt of one image, as of Donut, TrOCR and Florence-2."""
+        templated = getattr(self.processor, "chat_template", None) is not None
+        return bool(self.model.config.is_encoder_decoder) and not templated
+
     def _examples(self, rows: int) -> list[Call]:
+        if self.model.config.is_encoder_decoder:
+            return []  # encoder-decoders are not compiled
         templated = getattr(self.processor, "chat_template", None) is not None
         usual = self._prepare(["a"] * rows, {**EXAMPLE}, apply_chat_template=templated)
         greedy = {**EXAMPLE, "temperature": 0.0}
@@ -316,6 +332,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
             return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
         tokenizer = tokenizer_of(processor)
         text = apply_template(prompt, processor, tokenizer, variables)
+        if self._reads_documents:
+            return self._encode_document(text, prompt.images, processor)
         is_text = processor is tokenizer
         if prompt.text is None and STAND_IN.search(text):
             processor = reading_stand_ins(processor, tokenizer)
@@ -337,12 +355,26 @@ class VisionLanguagePipeline(MMSpecPipeline):
             arguments["audio_kwargs"] = {"sampling_rate": self._sampling_rate()}
         # a nested list, since some processors tile an image only if it is alone in its row
         images = [prompt.images] if prompt.images else None
-        encoded: BatchFeature = processor(text=[text], images=images, **arguments)
-        return {
+        return self._tensors(processor(text=[text], images=images, **arguments))
+
+    def _encode_document(self, text: str, images: list[Image], processor: Processor) -> dict[str, Tensor]:
+        """Encode an image, with the text of the encoder, or of the decoder if the encoder reads none."""
+        if self.model.main_input_name == "input_ids":
+            return self._tensors(processor(text=text, images=images, return_tensors="pt"))
+        encoded = processor(images=images, return_tensors="pt")
+        if text:
+            ids = tokenizer_of(processor)(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+            encoded["decoder_input_ids"] = ids
+        return self._tensors(encoded)
+
+    def _tensors(self, encoded: BatchFeature) -> dict[str, Tensor]:
+        """Return the tensors of a processor's output as a prompt, with floats of the model's dtype."""
+        tensors = {
             name: value.to(self.dtype) if value.is_floating_point() else value
             for name, value in encoded.items()
             if isinstance(value, Tensor)
         }
+        return prompt_of(self.model, tensors) if self.model.config.is_encoder_decoder else tensors
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         """Raise InputError for a prompt with token ids that the vocabulary lacks, or that stand for media."""

@@ -295,16 +295,17 @@ def shares_encoder(draft: object, target: object) -> bool:
 
 
 def prompt_of(model: PreTrainedModel, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Make a prompt of the output of a processor, one row: the decoder begins with its start token.
+    """Make a prompt of the output of a processor, one row, whose decoder begins as in `generate`.
 
     Args:
         model: the encoder-decoder.
-        inputs: inputs of the encoder; `decoder_input_ids` [1, L] in place of the start token.
+        inputs: inputs of the encoder, and `decoder_input_ids` [1, L] if the decoder has a prompt.
     """
-    prompt = dict(inputs)
+    prompt, config = dict(inputs), model.generation_config
     if "input_ids" in prompt:
         prompt[ENCODER_TOKENS] = prompt.pop("input_ids")
-    start = model.generation_config.decoder_start_token_id
-    tokens = prompt.pop("decoder_input_ids", None)
-    prompt["input_ids"] = torch.tensor([[start]], device=model.device) if tokens is None else tokens
+    first = config.bos_token_id if config.decoder_start_token_id is None else config.decoder_start_token_id
+    start = torch.tensor(first, device=next(iter(inputs.values())).device)
+    prepare: AnyFunction = model._prepare_decoder_input_ids_for_generation  # type: ignore[assignment]
+    prompt["input_ids"], _ = prepare(1, model.main_input_name, prompt, start, start.device)
     return prompt

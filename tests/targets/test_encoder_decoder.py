@@ -33,8 +33,6 @@ from tests.tiny_models.encoder_decoder import (
     VOCABULARY,
     encoder_inputs_of,
     tiny_bart,
-    tiny_donut,
-    tiny_florence,
     tiny_moonshine,
     tiny_trocr,
     tiny_whisper,
@@ -238,21 +236,6 @@ def test_whisper_runs_in_place_and_shares_the_rules_of_its_generate() -> None:
         (summary,) = mmspec.summary(model)
         mmspec.disable(model)
         assert torch.equal(found, expected) and summary.calls >= 1
-
-
-@torch.inference_mode()
-def test_document_readers_give_the_tokens_of_generate() -> None:
-    donut, florence = tiny_donut(), tiny_florence()
-    image = torch.randn(1, 3, 64, 64, generator=torch.Generator().manual_seed(1))
-    count = florence.get_image_features(image).pooler_output.shape[1]
-    ids = torch.tensor([[60] * count + [5, 6, 7]])
-    words = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": image}
-    for model, inputs in ((donut, encoder_inputs_of(donut, 0)), (florence, words)):
-        expected = model.generate(**inputs, max_new_tokens=NEW_TOKENS)
-        for name in ("none", "copy"):
-            loop = mmspec.accelerate(name)
-            found = model.generate(**inputs, max_new_tokens=NEW_TOKENS, custom_generate=loop)
-            assert torch.equal(found, expected)
 
 
 @pytest.mark.every(3)

@@ -76,33 +76,6 @@ def tiny_trocr(seed: int = 12) -> PreTrainedModel:
     return _made(hf.VisionEncoderDecoderModel(config), seed)
 
 
-def tiny_donut(seed: int = 2) -> PreTrainedModel:
-    """A ViT and an MBart, whose config counts layers of an encoder that it does not have."""
-    vision = hf.ViTConfig(
-        hidden_size=24, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32, image_size=32,
-        patch_size=8,
-    )  # fmt: skip
-    text = hf.MBartConfig(
-        vocab_size=VOCABULARY, d_model=32, max_position_embeddings=PLACES, tie_word_embeddings=False,
-        is_decoder=True, add_cross_attention=True, is_encoder_decoder=False,
-        **STACKS | SPECIAL | {"encoder_layers": 5},
-    )  # fmt: skip
-    config = hf.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
-    return _made(hf.VisionEncoderDecoderModel(config), seed)
-
-
-def tiny_florence(seed: int = 1) -> PreTrainedModel:
-    """A Florence-2, whose image features and words one encoder reads together."""
-    text = dict(model_type="bart", vocab_size=VOCABULARY, d_model=32, max_position_embeddings=100)
-    text |= {"forced_eos_token_id": None, "tie_word_embeddings": False} | STACKS | {"encoder_layers": 1}
-    vision = dict(
-        embed_dim=[8, 8, 16, 16], num_heads=[1, 1, 2, 2], num_groups=[1, 1, 2, 2], depths=[1, 1, 1, 1],
-        projection_dim=32, window_size=2,
-    )  # fmt: skip
-    config = hf.Florence2Config(text_config=text | SPECIAL, vision_config=vision, image_token_id=60)
-    return _made(hf.Florence2ForConditionalGeneration(config), seed)
-
-
 ENCODER_DECODERS = {
     "whisper": tiny_whisper,
     "bart": tiny_bart,
