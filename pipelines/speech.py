@@ -51,12 +51,12 @@ def segment_of(chunk: Json) -> Segment:
 class Recognizer(AutomaticSpeechRecognitionPipeline):
     """transformers' pipeline, whose results have the token ids too, without end tokens and padding."""
 
-    def postprocess(self, model_outputs: list[Json], **how: object) -> Json:
+    def postprocess(self, model_outputs: Any, *args: Any, **how: Any) -> Json:
         config = self.model.generation_config
         ends = np.array([config.pad_token_id, *np.atleast_1d(config.eos_token_id)])
         (ids,) = model_outputs[0]["tokens"].numpy()  # one window for `generate`, which splits it itself
         length = np.flatnonzero(~np.isin(ids, ends)).max(initial=-1) + 1
-        return {**super().postprocess(model_outputs, **how), "tokens": ids[:length].tolist()}
+        return {**super().postprocess(model_outputs, *args, **how), "tokens": ids[:length].tolist()}
 
 
 class SpeechPipeline(MMSpecPipeline):

@@ -26,6 +26,7 @@ from mmspec.plugins import HEADS
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.encoder_decoder import EncoderDecoderTarget, prompt_of
 from tests.targets.loop import decode, oracle
+from tests.targets.test_every_class import verdict
 from tests.tiny_models import tiny_llama
 from tests.tiny_models.encoder_decoder import (
     ENCODER_DECODERS,
@@ -285,6 +286,12 @@ def test_heads_read_the_states_of_the_decoder(
             head.config.hidden_size = other.config.get_text_config(decoder=True).hidden_size
             with pytest.raises(InputError, match="needs an encoder-decoder whose encoder is as wide"):
                 build_accelerator(name, model=head).fit(adapt(other))
+
+
+@pytest.mark.parametrize("name", ["CohereAsr", "MoonshineStreaming"])
+def test_decoders_that_change_the_encoder_states_give_the_tokens_of_generate(name: str) -> None:
+    """One projects them in each forward pass, the other adds positions to them in place."""
+    assert verdict(f"{name}ForConditionalGeneration") == "identical"
 
 
 @pytest.mark.parametrize("make", [tiny_whisper, tiny_moonshine, tiny_trocr])
