@@ -110,7 +110,11 @@ def transcribe(
 
 
 def transcribed(pipe: SpeechPipeline, path: str, settings: Keywords) -> SpeechOutput:
-    """Transcribe one recording."""
-    output: Any = pipe(path, **settings)
+    """Transcribe one recording; errors name its file."""
+    from mmspec.media import load_audio
+
+    rate = pipe.processor.feature_extractor.sampling_rate
+    samples = load_audio(path, sampling_rate=rate, argument=path, limits=pipe.media_limits)
+    output: Any = pipe((samples, rate), **settings)
     found: SpeechOutput = output
     return found

@@ -65,6 +65,13 @@ def test_formats_with_times() -> None:
     assert write_transcript(" Hello. ", [], TranscriptFormat.TEXT) == "Hello."
 
 
+def test_a_recording_that_cannot_be_read_is_named(folder: Path) -> None:
+    data = sound(tone())
+    (folder / "no.wav").write_bytes(data[: data.index(b"data") + 8])  # a header without samples
+    code, text = transcribe(folder / "model", folder / "no.wav")
+    assert code != 0 and f"{folder / 'no.wav'} must not be empty" in text
+
+
 def test_a_reference_needs_one_recording(folder: Path) -> None:
     words = folder / "reference.txt"
     words.write_text("a word")
