@@ -48,6 +48,7 @@ from mmspec.atomic_file import atomic_file, new_folder
 from mmspec.cli.console import note
 from mmspec.core.statistics import DecodingStats
 from mmspec.errors import CheckpointError, MissingDependencyError
+from mmspec.evaluation.quality.text_scores import word_error_rate
 from mmspec.evaluation.speed.record import ratio_interval
 from mmspec.media import load_audio
 from mmspec.open_types import Json
@@ -65,7 +66,6 @@ __all__ = [
     "speak",
     "transcribe",
     "whisper_names",
-    "word_error_rate",
     "write_clips",
     "write_folder",
 ]
@@ -392,20 +392,6 @@ def rounded(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [rounded(each) for each in value]
     return round(value, 4) if isinstance(value, float) else value
-
-
-def word_error_rate(said: Sequence[str], heard: Sequence[str]) -> float:
-    """Return the word error rate of transcripts, without upper case and punctuation.
-
-    Raises:
-        MissingDependencyError: jiwer is not installed.
-    """
-    try:
-        import jiwer
-    except ImportError as error:
-        raise MissingDependencyError("jiwer computes the word error rate: pip install jiwer") from error
-    plain = [[" ".join(re.findall(r"[a-z0-9']+", text.lower())) for text in part] for part in (said, heard)]
-    return float(jiwer.wer(*plain))
 
 
 @app.command()

@@ -57,11 +57,13 @@ class SpeechOutput:
         text: transcript of each recording.
         segments: of each recording, in order of time; empty without `return_timestamps`.
         stats: decoding statistics of all windows.
+        tokens: output token ids of each recording, without end tokens.
     """
 
     text: list[str]
     segments: list[list[Segment]]
     stats: DecodingStats
+    tokens: list[list[int]] = field(default_factory=list)
 
     def __str__(self) -> str:
         more = f" (+{len(self.text) - 1} more)" if len(self.text) > 1 else ""

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from transformers import (
     AutomaticSpeechRecognitionPipeline,
     GenerationConfig,
@@ -45,6 +46,17 @@ def segment_of(chunk: Json) -> Segment:
     """Make a segment of a chunk of transformers' pipeline."""
     start, end = chunk["timestamp"]
     return Segment(start, end, chunk["text"])
+
+
+class Recognizer(AutomaticSpeechRecognitionPipeline):
+    """transformers' pipeline, whose results have the token ids too, without end tokens and padding."""
+
+    def postprocess(self, model_outputs: Any, *args: Any, **how: Any) -> Json:
+        config = self.model.generation_config
+        ends = np.array([config.pad_token_id, *np.atleast_1d(config.eos_token_id)])
+        (ids,) = model_outputs[0]["tokens"].numpy()  # one window for `generate`, which splits it itself
+        length = np.flatnonzero(~np.isin(ids, ends)).max(initial=-1) + 1
+        return {**super().postprocess(model_outputs, *args, **how), "tokens": ids[:length].tolist()}
 
 
 class SpeechPipeline(MMSpecPipeline):
@@ -86,7 +98,7 @@ class SpeechPipeline(MMSpecPipeline):
             settings: keywords of transformers' `generate`: max_new_tokens, do_sample, temperature, ...
 
         Returns:
-            SpeechOutput(text, segments, stats).
+            SpeechOutput(text, segments, stats, tokens).
 
         Raises:
             InputError: an argument cannot be used.
@@ -121,9 +133,11 @@ class SpeechPipeline(MMSpecPipeline):
             }
             for index, source in enumerate(sources)
         ]
+        if self.tokenizer.pad_token is None:  # transformers' pipeline needs one for batches
+            self.tokenizer.pad_token = self.tokenizer.eos_token
         parts: list[DecodingStats] = []
         loop = make_loop(self.accelerator, seed, parts.append)
-        recognizer: Any = AutomaticSpeechRecognitionPipeline(
+        recognizer: Any = Recognizer(
             model=self.model,
             tokenizer=self.tokenizer,
             feature_extractor=self.processor.feature_extractor,
@@ -139,7 +153,7 @@ class SpeechPipeline(MMSpecPipeline):
         stats.accelerator, stats.exactness = self.accelerator.name, self.accelerator.exactness
         texts = [one["text"] for one in found]
         segments = [list(map(segment_of, one.get("chunks", ()))) for one in found]
-        output = SpeechOutput(texts, segments, stats)
+        output = SpeechOutput(texts, segments, stats, [one["tokens"] for one in found])
         return output if return_dict else (output.text,)
 
     def _settings(self, settings: Mapping[str, object], *, prompt: str | None, **more: object) -> Keywords:

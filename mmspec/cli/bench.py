@@ -17,7 +17,7 @@ from mmspec.cli.help_text import Command
 from mmspec.cli.loading import AcceleratorChoice, own_drafters
 from mmspec.cli.options import AsJson, ModelOptions, Plot, Table, TopK, TopP, Wide, unpack_options
 from mmspec.cli.subject import Question, Subject, load_subject
-from mmspec.errors import InputError
+from mmspec.errors import InputError, MissingDependencyError
 from mmspec.open_types import Keywords
 
 if TYPE_CHECKING:
@@ -120,8 +120,9 @@ def bench(
     Reports the share of identical outputs, tokens per forward pass, the speed-up
     with its interval, memory, and the parts of the time; for several tasks also by
     task. For images it reports forward passes and the measured distance to the
-    target's distribution, and with --quality scores of the images. --wide prints
-    further columns. `mmspec bench compare` compares two results of --json.
+    target's distribution, and with --quality scores of the images; for recordings,
+    the word error rate. --wide prints further columns. `mmspec bench compare`
+    compares two results of --json.
 
     Example:
         mmspec bench --accelerator none,copy,draft_model --task caption
@@ -131,6 +132,7 @@ def bench(
         mmspec bench --accelerator none,copy,draft_model,flash --peers --compile
         mmspec bench --prompt-file assets/prompts/mmspec/mmspec.jsonl --html report.html --results lines
         mmspec bench path/to/model --prompt-file path/to/question.jsonl --batch-size 4 --json
+        mmspec bench openai/whisper-tiny.en --prompt-file path/to/recordings.jsonl
         mmspec bench compare before.json after.json
     """
     source = asked.announce()
@@ -144,7 +146,10 @@ def bench(
     named = accelerator not in (None, ALL)
     # raises for unknown names, before the model is loaded
     groups = groups_of(str(accelerator), source, how.drafter) if named else []
-    subject = load_subject(source, asked, how, TEXT_DEFAULTS)
+    subject = load_subject(source, asked, how, TEXT_DEFAULTS, speech=True)
+    for option, is_given in (("--peers", peers), ("--compile", compiled)):
+        if subject.hears and is_given:
+            raise InputError(option, True, "must be left out for speech models")
     scorer = load_scorer(subject, source) if quality else None
     if subject.draws:
         subject = replace(subject, form={"output_type": "pil" if quality else "pt"})
@@ -193,6 +198,8 @@ def bench(
         records = [replace(one, **found.get(one.accelerator, {})) for one in records]
     if scorer is not None and not block.interrupted:
         records = with_quality(records, runs, batches, subject, contenders, scorer, how.seed)
+    if subject.hears:
+        records = with_word_errors(records, runs, batches, subject)
     value = as_json([*records, *parts])
     print_result(value, shown(records, parts, subject.draws, wide=wide), how.as_json)
     if files.out is not None:
@@ -300,6 +307,34 @@ def with_quality(
     ]
 
 
+def with_word_errors(
+    records: Sequence[Record],
+    runs: Sequence[TimedRun],
+    batches: Sequence[Sequence[Example]],
+    subject: Subject,
+) -> list[Record]:
+    """Add the word error rate of the recordings with known words; a note says if jiwer is not installed."""
+    from mmspec.evaluation.quality.text_scores import word_error_rate
+
+    firsts = [run for run in runs if run.repeat == 0]
+    found = []
+    for record in records:
+        pairs = [
+            (example.transcript, subject.decode(tokens))
+            for run in firsts
+            if run.accelerator == record.accelerator
+            for example, tokens in zip(batches[run.batch], run.decoded.tokens, strict=True)
+            if example.transcript
+        ]
+        try:
+            rate = word_error_rate(*zip(*pairs, strict=True)) if pairs else None
+        except MissingDependencyError as error:
+            note(str(error))
+            return list(records)
+        found.append(replace(record, word_error_rate=rate))
+    return found
+
+
 def shown(records: Sequence[Record], parts: Sequence[Record], draws: bool, *, wide: bool) -> RenderableType:
     """The records as tables."""
     from rich.console import Group
@@ -336,7 +371,8 @@ def samples_of(
                 run = next(one for one in firsts if (one.accelerator, one.batch) == (name, index))
                 outputs[name] = subject.decode(run.decoded.tokens[0])
         images = [load_image(image) for image in example.images]
-        found.append(Sample(" / ".join(example.turns), images, outputs))
+        asked = " / ".join(example.turns) or example.identifier
+        found.append(Sample(asked, images, outputs))
     return found
 
 

@@ -49,11 +49,13 @@ class Search:
 
     def others(self, subject: Subject) -> list[Example] | None:
         """The prompts of the search; None if the user's own prompts are measured without --search-file."""
-        from mmspec.evaluation.contenders import load_images
+        from mmspec.evaluation.contenders import load_images, load_recordings
         from mmspec.evaluation.prompt_files import read_prompt_file
 
         if self.search_file is not None:
-            found = read_prompt_file(self.search_file, self.search, evenly=True)
+            found = read_prompt_file(self.search_file, self.search, evenly=True, recordings=subject.hears)
+            if subject.hears:
+                return load_recordings(found, subject.pipe.processor.feature_extractor.sampling_rate)
             return found if subject.draws else load_images(found)
         return None if subject.others is None else subject.others(self.search)
 

@@ -34,7 +34,7 @@ from mmspec.validation import given_of
 if TYPE_CHECKING:
     from mmspec.evaluation.contenders import Contender
     from mmspec.evaluation.examples import Example
-    from mmspec.pipelines import ImageGenerationPipeline
+    from mmspec.pipelines import ImageGenerationPipeline, SpeechPipeline
 
 __all__ = ["Question", "Subject", "load_subject"]
 
@@ -52,7 +52,7 @@ class Question:
         str | None,
         typer.Option(
             help="Prompts in a known format: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; "
-            "or JSON, a table, or text with one prompt per line."
+            "or JSON, a table, or text with one prompt per line. For speech models JSONL with audio and text."
         ),
     ] = None
     task: Annotated[
@@ -108,7 +108,7 @@ class Question:
             return own_examples(self.prompts or (), self.images or ()) if self.prompts or self.images else []
         if self.prompts or self.images:
             raise InputError("--prompt-file", self.prompt_file, "cannot be combined with --prompt or --image")
-        return read_prompt_file(self.prompt_file, self.samples, evenly=True)
+        return read_prompt_file(self.prompt_file, self.samples, evenly=True, recordings=True)
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class Subject:
     Attributes:
         pipe: the pipeline.
         draws: whether it generates images.
+        hears: whether it transcribes recordings.
         examples: the prompts.
         settings: keywords of every call.
         described: the effective settings, for records.
@@ -132,6 +133,7 @@ class Subject:
     described: Json
     others: Callable[[int], list[Example]] | None = None
     form: Keywords = field(default_factory=dict)
+    hears: bool = False
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decode the tokens of an answer, without special tokens."""
@@ -152,11 +154,17 @@ class Subject:
         return contender(self.pipe, choice.name, **choice.options)
 
 
-def load_subject(source: str, asked: Question, how: ModelOptions, defaults: Keywords) -> Subject:
-    """Load a model and its prompts; `defaults` are the task and settings of text."""
+def load_subject(
+    source: str, asked: Question, how: ModelOptions, defaults: Keywords, *, speech: bool = False
+) -> Subject:
+    """Load a model and its prompts; `defaults` are the task and settings of text.
+
+    Raises:
+        InputError: prompts and model do not fit; or it transcribes speech, without `speech`.
+    """
     from mmspec.evaluation.contenders import GENERATE, load_images
     from mmspec.evaluation.examples import read_tasks, scene_examples
-    from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline
+    from mmspec.pipelines import ImageGenerationPipeline, MMSpecPipeline, SpeechPipeline
 
     tasks = () if asked.task in (None, GENERATE) else read_tasks(str(asked.task), GENERATE)
     examples = asked.examples()  # raises for an unusable file, before the model is loaded
@@ -165,6 +173,14 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: Keyw
         if tasks:
             raise InputError("task", asked.task, f"must be {GENERATE} for an image generator")
         return image_subject(pipe, asked, examples, how.seed)
+    if isinstance(pipe, SpeechPipeline):
+        if not speech:
+            rule = "must not be a speech model; mmspec transcribe --compare checks its transcripts"
+            raise InputError("MODEL", source, rule)
+        return speech_subject(pipe, asked, examples)
+    if examples and examples[0].audio is not None:
+        rule = f"must have prompts, not recordings; {type(pipe.model).__name__} is not a speech model"
+        raise InputError("--prompt-file", asked.prompt_file, rule)
     settings = defaults | asked.settings
     task = settings.pop("task")
     is_text = getattr(pipe.processor, "image_processor", None) is None
@@ -178,6 +194,18 @@ def load_subject(source: str, asked: Question, how: ModelOptions, defaults: Keyw
         return Subject(pipe, False, load_images(examples), settings, described)
     others = partial(of_scenes, seed=how.seed + asked.samples)
     return Subject(pipe, False, of_scenes(asked.samples, how.seed), settings, described, others)
+
+
+def speech_subject(pipe: SpeechPipeline, asked: Question, examples: list[Example]) -> Subject:
+    """A speech model and the recordings of a prompt file."""
+    from mmspec.evaluation.contenders import load_recordings
+
+    if asked.prompt_file is None:
+        rule = 'must be JSONL of recordings for a speech model: {"audio": path, "text": its words}'
+        raise InputError("--prompt-file", None, rule)
+    loaded = load_recordings(examples, pipe.processor.feature_extractor.sampling_rate)
+    described = {"task": asked.title, "temperature": 0.0} | asked.settings
+    return Subject(pipe, False, loaded, asked.settings, described, hears=True)
 
 
 def image_subject(

@@ -10,7 +10,7 @@ import typer
 from mmspec.cli.console import Interruptible, note, print_result
 from mmspec.cli.loading import choose, load_pipeline
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
-from mmspec.errors import InputError, how_to_install
+from mmspec.errors import InputError
 from mmspec.open_types import Json, Keywords
 from mmspec.transcripts import TIMED, TranscriptFormat, write_transcript
 
@@ -65,6 +65,7 @@ def transcribe(
         raise InputError("--reference", str(reference), "needs exactly one recording")
     choice = choose(accelerator, model, how.drafter)
     note(f"loading {model}")
+    from mmspec.evaluation.quality.text_scores import word_error_rate
     from mmspec.pipelines import SpeechPipeline
 
     pipe = load_pipeline(SpeechPipeline, model, how)
@@ -91,7 +92,7 @@ def transcribe(
                 same = "the same text as" if record["identical"] else "NOT the text of"
                 remark += f"; {same} plain decoding, which took {plain.stats.seconds:.2f} s"
             if words is not None:
-                record["word_error_rate"] = word_error_rate(words, record["text"])
+                record["word_error_rate"] = word_error_rate([words], [record["text"]])
                 remark += f"; word error rate {record['word_error_rate']:.1%}"
             records.append(record)
             text = write_transcript(output.text[0], output.segments[0], form)
@@ -109,27 +110,11 @@ def transcribe(
 
 
 def transcribed(pipe: SpeechPipeline, path: str, settings: Keywords) -> SpeechOutput:
-    """Transcribe one recording."""
-    output: Any = pipe(path, **settings)
+    """Transcribe one recording; errors name its file."""
+    from mmspec.media import load_audio
+
+    rate = pipe.processor.feature_extractor.sampling_rate
+    samples = load_audio(path, sampling_rate=rate, argument=path, limits=pipe.media_limits)
+    output: Any = pipe((samples, rate), **settings)
     found: SpeechOutput = output
     return found
-
-
-def word_error_rate(words: str, text: str) -> float:
-    """Word error rate, without regard to case and punctuation."""
-    try:
-        import jiwer
-    except ImportError:
-        from mmspec.errors import MissingDependencyError
-
-        raise MissingDependencyError(f"--reference needs jiwer: {how_to_install('eval')}") from None
-    plain = jiwer.Compose(
-        [
-            jiwer.ToLowerCase(),
-            jiwer.RemovePunctuation(),
-            jiwer.RemoveMultipleSpaces(),
-            jiwer.Strip(),
-            jiwer.ReduceToListOfListOfWords(),
-        ]
-    )
-    return float(jiwer.wer(words, text, reference_transform=plain, hypothesis_transform=plain))

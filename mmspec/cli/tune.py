@@ -67,7 +67,7 @@ def tune(
     from mmspec.evaluation.speed.timing import batches_of
     from mmspec.evaluation.speed.tuning import STAGES, allowed_by, fastest, search
 
-    subject = load_subject(source, asked, how, TEXT_DEFAULTS)
+    subject = load_subject(source, asked, how, TEXT_DEFAULTS, speech=True)
     batches = batches_of(subject.examples, asked.batch_size)
     random.Random(how.seed).shuffle(batches)  # so that early stages contain all categories
     form = {"output_type": "pt"} if subject.draws else {}
@@ -143,12 +143,14 @@ def is_kept(earlier: Tuned, found: Tuned, measured: Sequence[tuple[str, Keywords
 
 
 def digest_of(examples: Sequence[Example]) -> str:
-    """Hash of what is decoded: the turns, images and classes of all examples."""
+    """Hash of what is decoded: the turns, images, classes and recordings of all examples."""
     digest = hashlib.sha256()
     for one in examples:
         digest.update(repr((one.turns, one.label, len(one.images))).encode())
         for image in one.images:
             digest.update(f"{image.mode} {image.size}".encode() + image.tobytes())
+        if one.audio is not None:
+            digest.update(one.audio["array"].tobytes())
     return digest.hexdigest()[:32]
 
 

@@ -20,7 +20,7 @@ from mmspec.errors import InputError
 from mmspec.evaluation.examples import Example, held_out_captions
 from mmspec.evaluation.quality.variation import measure_variation
 from mmspec.evaluation.speed.timing import Decode, Decoded
-from mmspec.media import load_image
+from mmspec.media import load_audio, load_image
 from mmspec.open_types import Json, Keywords, Processor
 from mmspec.scenes import COLOURS, SHAPES
 
@@ -33,10 +33,12 @@ __all__ = [
     "count_parameters",
     "decode_conversations",
     "decode_images",
+    "decode_recordings",
     "describe_accelerator",
     "encode_prompts",
     "image_examples",
     "load_images",
+    "load_recordings",
     "prepare_images",
     "reference_inputs",
 ]
@@ -89,8 +91,10 @@ class Contender:
         return self.pipe
 
     def decode(self, batch: Sequence[Example], *, seeds: Sequence[int], **settings: object) -> Decoded:
-        """Decode a batch of conversations or of images with this accelerator."""
+        """Decode a batch of conversations, of recordings or of images with this accelerator."""
         decode = decode_images if draws(self.pipe) else decode_conversations
+        if batch[0].audio is not None:
+            decode = decode_recordings
         return decode(self.enter(), batch, seeds=seeds, **settings)
 
     def decoder(self, seed: int = 0, **settings: object) -> Decode:
@@ -137,6 +141,36 @@ def load_images(examples: Sequence[Example]) -> list[Example]:
         images = tuple(load_image(image, argument=argument) for image in example.images)
         loaded.append(replace(example, images=images))
     return loaded
+
+
+def load_recordings(examples: Sequence[Example], rate: int) -> list[Example]:
+    """Load the recordings of examples at the rate of a model, so that timings exclude files and downloads.
+
+    Raises:
+        InputError: an example is not a recording, or it cannot be read.
+    """
+    loaded = []
+    for example in examples:
+        if example.audio is None:
+            raise InputError(example.identifier, example.turns, 'must be {"audio": path, "text": its words}')
+        samples = load_audio(example.audio, sampling_rate=rate, argument=example.identifier)
+        loaded.append(replace(example, audio={"array": samples, "sampling_rate": rate}))
+    return loaded
+
+
+def decode_recordings(
+    pipe: Any, batch: Sequence[Example], *, seeds: Sequence[int], temperature: float = 0.0, **settings: Any
+) -> Decoded:
+    """Transcribe a batch of recordings together; the seed of the first one is that of the batch."""
+    settings |= {"temperature": temperature} if temperature else {}
+    output = pipe(
+        [example.audio for example in batch],
+        batch_size=len(batch),
+        seed=seeds[0],
+        do_sample=temperature > 0,
+        **settings,
+    )
+    return Decoded(output.tokens, [output.stats])
 
 
 def decode_conversations(

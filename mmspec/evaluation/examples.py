@@ -46,14 +46,16 @@ PROMPTS = {"caption": CAPTION_PROMPTS, "story": STORY_PROMPTS}  # others use DES
 
 @dataclass(frozen=True)
 class Example:
-    """One conversation: its user turns, and the images of the first one.
+    """One conversation: its user turns, and the images of the first one; or a recording to transcribe.
 
     Attributes:
-        turns: one string per user turn; the model's answers are inserted between them.
+        turns: one string per user turn; the model's answers are inserted between them. () for a recording.
         images: images in any form that a pipeline accepts.
         category: the group of examples for which the report has a row.
         identifier: name of the example in messages.
         label: the class to draw, for class-conditional models.
+        audio: the recording, an input of `load_audio`; None for a conversation.
+        transcript: the words of the recording, if they are known.
     """
 
     turns: tuple[str, ...]
@@ -61,6 +63,8 @@ class Example:
     category: str = ""
     identifier: str = ""
     label: int | None = None
+    audio: Any = None
+    transcript: str | None = None
 
     def only_turn(self) -> str:
         """The single turn of an example of image generation.

@@ -3,6 +3,7 @@
 | set | file | recognised by |
 |---|---|---|
 | MMSpec (2603.14989), Spec-Bench (2401.07851) | JSON lines | `turns`; images lie beside it or in `images` |
+| recordings, as `mmspec train` reads them | JSON lines | `audio` without a prompt; `text` has its words |
 | COCO captions | JSON | `images` and `annotations`; files in a folder of the split beside `annotations` |
 | GenEval (2310.11513) | JSON lines | `prompt`, with `tag` |
 | others' | a JSON list, or JSON lines | rows as those above, or strings |
@@ -55,7 +56,9 @@ SPEC_BENCH = {"translation", "summarization", "qa", "math_reasoning", "rag"}  # 
 MT_BENCH = {"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"}
 
 
-def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool = False) -> list[Example]:
+def read_prompt_file(
+    path: str | Path, count: int | None = None, *, evenly: bool = False, recordings: bool = False
+) -> list[Example]:
     """Read the first `count` prompts of a file; the format is detected from its content.
 
     Args:
@@ -63,10 +66,11 @@ def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool
         count: number of prompts; None reads all.
         evenly: take equal numbers of prompts from each category of JSON lines, as far as they last.
             Spec-Bench's eight MT-Bench categories then count as one, as in its own evaluation.
+        recordings: whether a row may be a recording instead of a prompt.
 
     Raises:
         InputError: the file is missing, empty or of an unknown format, or a line is invalid or names a
-            missing image; the message contains the line number.
+            missing file; the message contains the line number.
     """
     path = Path(path)
     try:
@@ -100,6 +104,9 @@ def read_prompt_file(path: str | Path, count: int | None = None, *, evenly: bool
         raise InputError("prompt file", str(path), f"is not a valid table ({error})") from error
     if not examples:
         raise InputError("prompt file", str(path), "must contain at least one prompt")
+    for example in examples if not recordings else ():
+        if example.audio is not None:
+            raise InputError(example.identifier, example.audio, "must be a prompt, not a recording")
     return examples
 
 
@@ -193,6 +200,8 @@ def chosen_evenly(categories: Sequence[str], count: int) -> list[int]:
 
 def _conversation(entry: object, where: str, folder: Path, category: str) -> Example:
     entry = {"prompt": entry} if isinstance(entry, str) else entry
+    if isinstance(entry, dict) and "audio" in entry and not entry.keys() & {"turns", "prompt"}:
+        return _recording(entry, where, folder, category)
     if not isinstance(entry, dict) or not entry.keys() & {"turns", "prompt"}:
         raise InputError(where, entry, "must be an object with the key 'turns' or 'prompt'")
     for unread in UNREAD:
@@ -210,6 +219,17 @@ def _conversation(entry: object, where: str, folder: Path, category: str) -> Exa
     places = (folder, folder / "images")
     located = tuple(_located(image, f"{where}: image", places) for image in images)
     return Example(tuple(turns), located, category=category, identifier=str(name))
+
+
+def _recording(entry: Json, where: str, folder: Path, category: str) -> Example:
+    audio, text = entry["audio"], entry.get("text")
+    if not isinstance(audio, str):
+        raise InputError(f"{where}: audio", audio, "must be a path or a URL")
+    if not isinstance(text, str | None):
+        raise InputError(f"{where}: text", text, "must be a string, the words of the recording")
+    located = _located(audio, f"{where}: audio", (folder,))
+    name = str(entry.get("id", where))
+    return Example((), category=category, identifier=name, audio=located, transcript=text)
 
 
 def _parsed(text: str) -> Any:

@@ -189,10 +189,7 @@ class TargetLayerConfig(HeadConfig):
             register_families()
             config: PreTrainedConfig = AutoConfig.for_model(kind, **table)
         except ValueError as error:
-            raise UnsupportedModelError(
-                f"The head needs a layer of its target's family, and transformers cannot build {kind!r} by "
-                "itself. Choose a head with layers of its own, such as eagle3."
-            ) from error
+            raise no_layer(f"transformers builds no {kind!r} decoder by itself") from error
         return config
 
     @property
@@ -205,18 +202,31 @@ class TargetLayerConfig(HeadConfig):
         return str(self.layer.get("model_type", ""))
 
 
+def no_layer(reason: str) -> UnsupportedModelError:
+    """Return the error for a target whose family has no layer for a head, with what works instead."""
+    return UnsupportedModelError(
+        f"The head needs a layer of its target's family, but {reason}; use a head with layers of its own "
+        "(eagle3, medusa), draft_model or copy"
+    )
+
+
 def single_layer(layer: PreTrainedConfig, *, norm: str | None = None) -> PreTrainedModel:
     """Build a decoder of the target's family with one layer, and the final norm of that name if any.
 
     Raises:
-        UnsupportedModelError: the family's decoder is not a stack of `layers`, or has no norm of that name.
+        UnsupportedModelError: the family's decoder is not a stack of `layers`, as those of encoder-decoders,
+            or has no norm of that name.
     """
     unlisted = UNLISTED.get(type(layer))
-    decoder: PreTrainedModel = unlisted._from_config(layer) if unlisted else AutoModel.from_config(layer)
+    make: Any = AutoModel.from_config if unlisted is None else unlisted._from_config
+    try:
+        decoder: PreTrainedModel = make(layer)
+    except ValueError as error:  # a decoder that exists in encoder-decoders alone: TrOCR's
+        raise no_layer(f"transformers builds no {layer.model_type!r} decoder by itself") from error
     if not isinstance(getattr(decoder, "layers", None), nn.ModuleList):
-        raise UnsupportedModelError(f"{type(decoder).__name__} has no list of `layers` to build a head from")
+        raise no_layer(f"{type(decoder).__name__} is not a stack of `layers`")
     if norm is not None and not hasattr(decoder, norm):
-        raise UnsupportedModelError(f"{type(decoder).__name__} has no final norm of the name {norm!r}")
+        raise no_layer(f"{type(decoder).__name__} has no final norm of the name {norm!r}")
     for name, child in list(decoder.named_children()):
         if name not in ("layers", norm) and any(True for _ in child.parameters()):
             setattr(decoder, name, nn.Identity())  # the target's embeddings are used

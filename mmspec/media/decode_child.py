@@ -131,20 +131,20 @@ def mono_samples(data: bytes, rate: int, most: int) -> np.ndarray:
 
 
 def limit_process(seconds: int, memory_bytes: int) -> None:
-    """Limit time and memory of this process; not on Windows, and not the memory on macOS."""
+    """Limit processor time and memory of this process; not on Windows, and not the memory on macOS."""
     try:
         import resource
     except ImportError:
         return
     bounds = {
-        resource.RLIMIT_CPU: seconds + 1,  # also ends a child whose parent was killed
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_FSIZE: 0,  # it writes to the pipe alone
+        resource.RLIMIT_CPU: (seconds, seconds + 1),  # SIGXCPU, and then SIGKILL
+        resource.RLIMIT_CORE: (0, 0),
+        resource.RLIMIT_FSIZE: (0, 0),  # it writes to the pipe alone
     }
     if sys.platform != "darwin":
-        bounds[resource.RLIMIT_AS] = memory_bytes
+        bounds[resource.RLIMIT_AS] = (memory_bytes, memory_bytes)
     for kind, bound in bounds.items():
-        resource.setrlimit(kind, (bound, bound))
+        resource.setrlimit(kind, bound)
 
 
 def main(arguments: list[str]) -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,6 +21,8 @@ from mmspec.media.source import file_format
 __all__ = ["Child", "decode", "require_pyav"]
 
 T = TypeVar("T")
+
+SLOWEST = 30  # elapsed seconds per second of processor time, on a machine with much other work
 
 
 class Refused(Exception):
@@ -95,7 +98,7 @@ def decode(data: bytes, converse: Callable[[Child], T], *, argument: str, limits
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
     }  # each thread takes address space of the limited process
-    is_late = threading.Event()
+    is_late = threading.Event()  # no processor time: the child waits for ever, or has no processor
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -108,7 +111,7 @@ def decode(data: bytes, converse: Callable[[Child], T], *, argument: str, limits
             is_late.set()
             child.kill()
 
-        timer = threading.Timer(limits.decode_timeout_s, end)
+        timer = threading.Timer(SLOWEST * limits.decode_timeout_s, end)
         timer.daemon = True
         timer.start()
         found = Described(f"{file_format(data)} data")
@@ -119,7 +122,8 @@ def decode(data: bytes, converse: Callable[[Child], T], *, argument: str, limits
         except Refused as refusal:
             raise MediaError(argument, found, str(refusal)) from None
         except (BrokenPipeError, EOFError, json.JSONDecodeError) as error:
-            if is_late.is_set():
+            child.kill()  # has no effect on one that has ended, whose own signal is returned
+            if is_late.is_set() or child.wait() == -getattr(signal, "SIGXCPU", 0):
                 rule = limits.rule("decode_timeout_s", "must be decoded within at most {} seconds")
             else:
                 text = "is damaged, truncated, or needs more than {} bytes of memory to decode"

@@ -32,7 +32,8 @@ class MediaLimits:
         max_fetch_bytes: bytes downloaded from one URL.
         connect_timeout_s: seconds for connecting to a server, and again for the TLS handshake.
         fetch_timeout_s: seconds for one URL, including name lookup (which cannot be interrupted) and body.
-        decode_timeout_s: seconds after which the process that decodes a video or audio is killed.
+        decode_timeout_s: seconds of processor time after which the process that decodes a video or audio is
+            killed; it is also killed after 30 times as many seconds, the only limit on Windows.
         decode_memory_bytes: address space of that process in bytes; the decoding library alone takes about
             250 MB.
 

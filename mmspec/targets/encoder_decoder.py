@@ -241,13 +241,18 @@ class EncoderDecoderTarget(CausalTarget):
             raise refusal(
                 self.model, "has no mask for encoder states, so that rows cannot differ in their number"
             )
-        states = positions.new_zeros((), dtype=self.dtype).expand(*cache.visible.shape, 1)
-        passed = {MASK: mask, "encoder_hidden_states": states}
+        passed = {MASK: mask}
         passed |= {"encoder_attention_mask": visible} if self._takes_mask else {}
         passed |= {"position_ids": positions} if self._takes_positions else {}
 
         def make(own: AnyFunction) -> AnyFunction:
-            return lambda *args, **kwargs: own(*args, **kwargs | passed)
+            def decode(*args: Any, **kwargs: Any) -> Any:
+                first = kwargs["encoder_hidden_states"]
+                # whose keys are known: decoders project them or add to them, but do not use the result
+                states = first.new_empty(*cache.visible.shape, first.shape[-1])
+                return own(*args, **kwargs | passed | {"encoder_hidden_states": states})
+
+            return decode
 
         return make
 

@@ -120,9 +120,11 @@ def train_draft_model(
         rule = "cannot be combined with hard labels, which do not use the target's states"
         raise InputError("states", str(states), rule)
     layers, of_speech = check_start(target, start), hears(load_config(str(target), argument="target"))
-    if of_speech and (own_share or parallel > 1):
-        rule = "must be 0, and parallel 1, for a speech model: it learns transcripts of the data"
+    if of_speech and own_share:
+        rule = "must be 0 for a speech model: it learns transcripts of the data"
         raise InputError("own_share", own_share, rule)
+    if of_speech and parallel > 1:
+        raise InputError("parallel", parallel, "must be 1 for a speech model")
     training = drafter_training(Path(out), how, accumulate, log_dir)
     accelerator = training.accelerator
     if accelerator.is_fsdp2:
@@ -146,9 +148,7 @@ def train_draft_model(
     else:
         config, where = load_config(str(start), argument="start"), {"": accelerator.device}
         model = load_model(str(start), config, argument="start", dtype=torch.float32, device_map=where)
-    if parallel > 1:
-        if isinstance(source, AudioRows):
-            raise InputError("parallel", parallel, "must be 1 for a speech model")
+    if parallel > 1 and isinstance(source, ConversationRows):
         known = mask_token_of(model.config)
         model.config.pard_token = spare_token(model, source.reader.processor) if known is None else known
         model.config.spd_type = "pard"

@@ -1,8 +1,9 @@
-"""`mmspec transcribe`: formats, comparison with plain decoding, word error rates, and refusals."""
+"""`mmspec transcribe` and `mmspec bench` of speech models: formats, word error rates, and refusals."""
 
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,9 +25,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return base
 
 
-def transcribe(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["transcribe", *map(str, arguments)])
+def run(*arguments: object) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(map(str, arguments)))
     return result.exit_code, result.stdout or str(result.exception or "")
+
+
+def transcribe(*arguments: object) -> tuple[int, str]:
+    return run("transcribe", *arguments)
 
 
 def test_records_are_those_of_the_pipeline(folder: Path) -> None:
@@ -60,8 +65,82 @@ def test_formats_with_times() -> None:
     assert write_transcript(" Hello. ", [], TranscriptFormat.TEXT) == "Hello."
 
 
+def test_a_recording_that_cannot_be_read_is_named(folder: Path) -> None:
+    data = sound(tone())
+    (folder / "no.wav").write_bytes(data[: data.index(b"data") + 8])  # a header without samples
+    code, text = transcribe(folder / "model", folder / "no.wav")
+    assert code != 0 and f"{folder / 'no.wav'} must not be empty" in text
+
+
 def test_a_reference_needs_one_recording(folder: Path) -> None:
     words = folder / "reference.txt"
     words.write_text("a word")
     code, text = transcribe(folder / "model", "a.wav", "b.wav", "--reference", words)
     assert code != 0 and "needs exactly one recording" in text
+
+
+def write_rows(file: Path, *rows: dict[str, object]) -> Path:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_a_bench_counts_wrong_words_where_the_words_are_known(folder: Path) -> None:
+    first, second = SpeechPipeline.from_pretrained(folder / "model")(
+        [folder / "low.wav", folder / "high.wav"]
+    ).text
+    wrong = " ".join("zz" for _ in second.split())
+    rows = write_rows(
+        folder / "recordings.jsonl",
+        {"audio": "low.wav", "text": first.upper() + "."},
+        {"audio": "high.wav", "text": wrong, "voice": "en-us", "rate": 130},
+        {"audio": "low.wav"},
+    )
+    asked = ("--prompt-file", rows, "--repeats", 1, "--batch-size", 2)
+    code, text = run("bench", folder / "model", *asked, "--json")
+    found = json.loads(text)
+    plain, copied = found["records"]
+    assert code == 0 and (plain["accelerator"], copied["accelerator"]) == ("none", "copy")
+    for record in (plain, copied):
+        assert (record["identical"], record["samples"], record["new_tokens"]) == (1.0, 3, 3 * 24)
+        share = len(second.split()) / len(f"{first} {second}".split())
+        assert record["word_error_rate"] == pytest.approx(share) and 0 < share < 1
+    assert plain["acceptance_length"] == 1 < copied["acceptance_length"]
+    assert found["settings"]["task"] == str(rows) and "max_new_tokens" not in found["settings"]
+
+
+def test_a_bench_shows_word_errors_unless_jiwer_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = write_rows(folder / "one.jsonl", {"audio": "low.wav", "text": "a word"})
+    asked = ("bench", folder / "model", "--prompt-file", rows, "--repeats", 1, "--max-new-tokens", 2)
+    assert "errors" in run(*asked)[1]
+    monkeypatch.setitem(sys.modules, "jiwer", None)
+    code, text = run(*asked)
+    assert code == 0 and "errors" not in text and "first" in text
+
+
+@pytest.mark.parametrize(
+    ("command", "row", "rule"),
+    [
+        (["bench"], None, "--prompt-file must be JSONL of recordings"),
+        (["bench"], {"prompt": "a"}, 'must be {"audio": path'),
+        (["bench"], {"audio": "none.wav"}, "rows.jsonl:1: audio must be a URL, or a file"),
+        (["bench"], {"audio": "low.wav", "text": 1}, "rows.jsonl:1: text must be a string"),
+        (["bench", "--peers"], {"audio": "low.wav"}, "--peers must be left out for speech models"),
+        (["bench", "--compile"], {"audio": "low.wav"}, "--compile must be left out for speech models"),
+        (["check"], {"audio": "low.wav"}, "must not be a speech model; mmspec transcribe --compare"),
+    ],
+)
+def test_what_a_bench_of_speech_refuses(
+    folder: Path, command: list[str], row: dict[str, object] | None, rule: str
+) -> None:
+    given = [] if row is None else ["--prompt-file", write_rows(folder / "rows.jsonl", row)]
+    code, text = run(command[0], folder / "model", *command[1:], *given)
+    assert code != 0 and rule in text
+
+
+def test_other_models_refuse_recordings(folder: Path, tiny_folder: Path) -> None:
+    rows = write_rows(folder / "rows.jsonl", {"audio": "low.wav"})
+    for command, rule in (("bench", "must have prompts, not recordings"), ("caption", "must be a prompt")):
+        code, text = run(command, tiny_folder, "--prompt-file", rows)
+        assert code != 0 and rule in text

@@ -182,12 +182,14 @@ def test_more_frames_than_a_limit_are_refused_if_asked_for(
     assert "fps" not in str(caught.value)
 
 
+CHILD = Path(decoding.__file__).with_name("decode_child.py").read_text()
 CHILDREN = {
     "hangs at once": "import time; time.sleep(60)",
     "hangs between frames": (
         'import os, struct, time; os.write(1, b\'{"reader": "x", "width": 8, "height": 8, "total": 1}\\n\' + '
         "struct.pack('d', 0)); os.write(1, b'x' * 100); time.sleep(60)"
     ),
+    "loops": CHILD.replace("main(sys.argv[1:])", "limit_process(1, 2**40)\n    while True: pass"),
     "crashes": "import os; os.abort()",
     "writes no JSON": "print('hello')",
     "writes nothing": "",
@@ -205,12 +207,22 @@ def test_a_child_that_misbehaves_is_ended(name: str, monkeypatch: pytest.MonkeyP
         subprocess, "Popen", lambda *given, **how: started.append(popen(*given, **how)) or started[0]
     )
     start = time.monotonic()
-    expected, seconds = ("at most 0.5 seconds", 0.5) if "hangs" in name else ("is damaged, truncated", 60)
+    seconds = 0.05 if "hangs" in name else 60
+    is_late = "hangs" in name or name == "loops"
+    expected = f"at most {seconds} seconds" if is_late else "is damaged, truncated"
     with pytest.raises(MediaError, match=expected):
         load_video(CLIP * 100, limits=MediaLimits(decode_timeout_s=seconds))  # more than a pipe holds
     assert time.monotonic() - start < 30
     with pytest.raises(ProcessLookupError):
         os.kill(started[0].pid, 0)
+
+
+def test_time_without_a_processor_is_not_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    waits = CHILD.replace("    limit_process(", "    __import__('time').sleep(1.2)\n    limit_process(")
+    (tmp_path / "decode_child.py").write_text(waits)
+    monkeypatch.setattr(decoding, "__file__", str(tmp_path / "decoding.py"))
+    clip = load_video(CLIP, num_frames=3, limits=MediaLimits(decode_timeout_s=1))
+    assert len(clip.frames) == 3
 
 
 def test_a_script_without_a_main_guard_can_load_videos(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_transcripts_equal_generate(pipe: SpeechPipeline, accelerator: str, batc
     output = pipe([(samples, RATE) for samples in TONES], batch_size=batch_size)
     assert output.text == expected
     assert output.segments == [[], [], []]
+    assert [pipe.tokenizer.decode(ids, skip_special_tokens=True) for ids in output.tokens] == expected
     stats = output.stats
     assert stats.accelerator == accelerator and sum(stats.new_tokens) == 24 * len(TONES)
     assert (stats.target_forwards < 24 * len(TONES) // batch_size) == (accelerator == "copy")

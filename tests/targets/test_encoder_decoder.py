@@ -26,6 +26,7 @@ from mmspec.plugins import HEADS
 from mmspec.targets import CausalTarget, adapt
 from mmspec.targets.encoder_decoder import EncoderDecoderTarget, prompt_of
 from tests.targets.loop import decode, oracle
+from tests.targets.test_every_class import verdict
 from tests.tiny_models import tiny_llama
 from tests.tiny_models.encoder_decoder import (
     ENCODER_DECODERS,
@@ -136,17 +137,22 @@ def test_sampled_rows_are_those_of_the_row_alone_and_of_plain_decoding(model: Pr
     assert sampled(target, prompts, [0, 1, 2], build_accelerator("copy", min_match=1)) == together
 
 
-@pytest.mark.parametrize("options", [{}, {"tree": "2x2"}])
-def test_draft_model_with_the_same_encoder_reads_its_output(options: dict[str, str]) -> None:
+@pytest.mark.parametrize(("options", "mask"), [({}, None), ({"tree": "2x2"}, None), ({}, VOCABULARY - 1)])
+def test_draft_model_with_the_same_encoder_reads_its_output(
+    options: dict[str, str], mask: int | None
+) -> None:
+    """With a mask, it drafts a chain in one forward pass (PARD)."""
     model, draft = tiny_whisper(), tiny_whisper(seed=3)
+    draft.config.pard_token = mask
     draft.model.encoder.load_state_dict(model.model.encoder.state_dict())
     (prompts, answers), target = rows_of(model), adapt(model)
     accelerator = build_accelerator("draft_model", model=draft, **options).fit(target)
     calls: list[int] = []
     for each in (model, draft):
         each.get_encoder().register_forward_hook(lambda *_: calls.append(1))
-    assert decode(target, accelerator, prompts, Stopping(NEW_TOKENS)).outputs == answers
-    assert len(calls) == 3
+    run = decode(target, accelerator, prompts, Stopping(NEW_TOKENS))
+    assert run.outputs == answers and len(calls) == 3
+    assert mask is None or run.stats.draft_passes == run.stats.target_forwards - 1
     plain = sampled(target, prompts, [0, 1, 2], build_accelerator("none"))
     if not options:
         assert sampled(target, prompts, [0, 1, 2], accelerator) == plain
@@ -263,3 +269,17 @@ def test_heads_read_the_states_of_the_decoder(
             head.config.hidden_size = other.config.get_text_config(decoder=True).hidden_size
             with pytest.raises(InputError, match="needs an encoder-decoder whose encoder is as wide"):
                 build_accelerator(name, model=head).fit(adapt(other))
+
+
+@pytest.mark.parametrize("name", ["CohereAsr", "MoonshineStreaming"])
+def test_decoders_that_change_the_encoder_states_give_the_tokens_of_generate(name: str) -> None:
+    """One projects them in each forward pass, the other adds positions to them in place."""
+    assert verdict(f"{name}ForConditionalGeneration") == "identical"
+
+
+@pytest.mark.parametrize("make", [tiny_whisper, tiny_moonshine, tiny_trocr])
+@pytest.mark.parametrize("name", ["eagle", "mtp"])
+def test_heads_with_a_layer_of_the_target_are_refused(name: str, make: Callable[[], PreTrainedModel]) -> None:
+    target, kind = adapt(make()), HEADS[name].load("model")
+    with pytest.raises(UnsupportedModelError, match=r"use a head .*eagle3, medusa.*, draft_model or copy"):
+        kind(kind.config_class.for_target(target.config, target.vocabulary))

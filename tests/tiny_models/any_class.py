@@ -32,8 +32,10 @@ SIZES = {
     r".*group|first_k_dense_replace": 1,
     r".*vocab_size.*": VOCABULARY,
     r".*position_embeddings|n_positions|n_ctx|.*seq_len.*|seq_length": 512,
+    r"num_feat_extract_layers": 7,  # one for each entry of `conv_dim`
 }
 SPECIAL = r".*(token_ids?|token_index|_id)"
+BANDS = ("num_mel_bins", "input_feat_per_channel", "feature_projection_input_dim")  # of a sound's features
 
 
 def generative_classes() -> list[str]:
@@ -52,6 +54,8 @@ def tiny_of_class(name: str) -> PreTrainedModel:
     """A model of that class with random weights; some cannot be built so, and fail in their own ways."""
     made: Any = getattr(transformers, name)
     config = shrink(made.config_class())
+    if config.model_type == "moonshine_streaming":  # its default lacks what its attention reads
+        config.num_key_value_heads = config.num_attention_heads
     if hasattr(config, "is_decoder") and not config.is_encoder_decoder:
         config.is_decoder = True
     with torch.device("meta"):
@@ -77,13 +81,17 @@ def encoder_inputs(model: PreTrainedModel, seed: int = 1) -> dict[str, torch.Ten
     config, generator = model.config, torch.Generator().manual_seed(seed)
     shapes: dict[str, tuple[int, ...]] = {"input_values": (1, 3300 + 700 * seed)}
     if model.main_input_name == "input_features":
-        frames = 2 * config.max_source_positions if config.model_type == "whisper" else 64 + 8 * seed
-        shapes["input_features"] = (1, config.num_mel_bins, frames)
+        named = vars(config) | vars(getattr(config, "encoder_config", config))
+        bands = next(named[name] for name in BANDS if name in named)
+        shapes["input_features"] = (1, 64 + 8 * seed, bands)
+        if config.model_type == "whisper":
+            shapes["input_features"] = (1, bands, 2 * config.max_source_positions)
     elif model.main_input_name == "pixel_values":
         shapes["pixel_values"] = (1, 3, config.encoder.image_size, config.encoder.image_size)
     elif model.main_input_name == "input_ids":
         return text_inputs(seed, 20 + seed)
-    return {model.main_input_name: torch.randn(shapes[model.main_input_name], generator=generator)}
+    name = "input_values" if model.main_input_name == "inputs" else model.main_input_name
+    return {name: torch.randn(shapes[name], generator=generator)}
 
 
 def shrink(config: PreTrainedConfig) -> PreTrainedConfig:

@@ -43,8 +43,9 @@ def randomise(
         if id(parameter) in embeddings:
             parameter.copy_(noise)
         elif parameter.dim() < 2:
-            constant = bool((parameter == parameter[0]).all())  # ones of a norm, zeros of a bias
-            parameter.copy_(0.1 * noise + (parameter[0] if constant else 0.0))
+            first = parameter.flatten()[0]
+            constant = bool((parameter == first).all())  # ones of a norm, zeros of a bias
+            parameter.copy_(0.1 * noise + (first if constant else 0.0))
         else:
             parameter.copy_(noise / math.sqrt(parameter.numel() / parameter.shape[0]))
     head = model.get_output_embeddings()

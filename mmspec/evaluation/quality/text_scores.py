@@ -30,6 +30,7 @@ __all__ = [
     "read_references",
     "scene_references",
     "score_texts",
+    "word_error_rate",
 ]
 
 
@@ -127,6 +128,29 @@ def score_texts(
     if not all(references):
         raise InputError("references", list(map(list, references)), "must have at least one for each text")
     return {name: SCORES[name](texts, references) for name in metrics}
+
+
+def word_error_rate(references: Sequence[str], texts: Sequence[str]) -> float:
+    """Word error rate of transcripts, without regard to case and punctuation.
+
+    Raises:
+        MissingDependencyError: jiwer is not installed.
+    """
+    try:
+        import jiwer
+    except ImportError as error:
+        raise MissingDependencyError(f"word error rates need jiwer: {how_to_install('eval')}") from error
+    plain = jiwer.Compose(
+        [
+            jiwer.ToLowerCase(),
+            jiwer.RemovePunctuation(),
+            jiwer.RemoveMultipleSpaces(),
+            jiwer.Strip(),
+            jiwer.ReduceToListOfListOfWords(),
+        ]
+    )
+    how = {"reference_transform": plain, "hypothesis_transform": plain}
+    return float(jiwer.wer(list(references), list(texts), **how))
 
 
 def _exact(texts: Sequence[str], references: Sequence[Sequence[str]]) -> Estimate:

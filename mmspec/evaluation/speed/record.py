@@ -62,6 +62,7 @@ class Record:
         over_generate: the same for transformers' plain `generate`; None if it did not run.
         quality: scores of the images (`score_images`) by name, each with `value`, `low` and `high`; distances
             are to images of plain decoding with other seeds. None if images were not scored.
+        word_error_rate: of the transcripts whose words are known; None without any.
         category: the group of examples; empty for all of them.
         own, settings: settings of this accelerator (drafter, window, promise), and of the whole run.
     """
@@ -102,6 +103,7 @@ class Record:
     over_plain: dict[str, float] | None = None
     over_generate: dict[str, float] | None = None
     quality: dict[str, dict[str, float]] | None = None
+    word_error_rate: float | None = None
     category: str = ""
     own: Keywords = field(default_factory=dict)
     settings: Keywords = field(default_factory=dict)

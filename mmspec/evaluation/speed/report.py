@@ -36,6 +36,11 @@ def _or_dash(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
+def word_errors(record: Record) -> str:
+    """Render the word error rate of transcripts."""
+    return "-" if record.word_error_rate is None else f"{record.word_error_rate:.1%}"
+
+
 def _variation(record: Record, which: str) -> str:
     measured = record.tv or record.drift
     return "-" if measured is None else f"{measured[which]:.3f}"
@@ -44,6 +49,8 @@ def _variation(record: Record, which: str) -> str:
 #: Header, the figure of a record, and whether it is shown without --wide: at most six, beside the name.
 Columns = Sequence[tuple[str, Callable[[Record], str], bool]]
 
+FIRST_TOKEN = ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", True)
+WORD_ERRORS = ("word\nerrors", word_errors, True)  # shown instead, for speech
 COLUMNS: Columns = (
     ("promise", lambda record: record.exactness, True),
     ("identical", lambda record: f"{record.identical:.0%}", True),
@@ -55,7 +62,8 @@ COLUMNS: Columns = (
     ("speed-up\n(interval)", speedup, True),
     ("median\nprompt", median_prompt, False),
     ("decoding\nalone", lambda record: f"{record.decode_speedup:.2f}x", False),
-    ("first\ntoken", lambda record: f"{1000 * record.time_to_first_token:.0f} ms", True),
+    FIRST_TOKEN,
+    WORD_ERRORS,
     ("J/token", lambda record: _or_dash(record.joules_per_token), False),
     ("peak\nmemory", lambda record: f"{record.peak_memory_bytes / 1e6:.0f} MB", True),
 )
@@ -85,11 +93,14 @@ def bench_report(
         by_category: one record per category and accelerator.
         wide: whether to show all columns; without it tables have at most seven, and the others are listed.
     """
+    hears = records[0].word_error_rate is not None
+    columns = [column for column in COLUMNS if column is not (FIRST_TOKEN if hears else WORD_ERRORS)]
+    told = "word errors: word error rate" if hears else "first token: time to it"
     explained = (
         "tokens/pass: tokens per forward pass, bonus tokens included; plain decoding has 1. speed-up: ratio "
         f"to none in this run, of medians over {records[0].repeats} interleaved repeats, with its 95 % "
-        "bootstrap interval over prompts (the extremes of repeats for fewer than three prompts). first "
-        f"token: time to it. peak memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
+        "bootstrap interval over prompts (the extremes of repeats for fewer than three prompts). "
+        f"{told}. peak memory: {records[0].memory_kind}. Parts of the time: {PARTS_EXPLAINED}."
     )
     if wide:
         explained += (
@@ -97,7 +108,7 @@ def bench_report(
             "alone: speed-up without prefill."
         )
     more = [_category_table(by_category, wide)] if by_category else []
-    return _framed(records, COLUMNS, wide, _settings(records[0]), explained, more)
+    return _framed(records, columns, wide, _settings(records[0]), explained, more)
 
 
 def image_report(records: Sequence[Record], *, wide: bool = False) -> RenderableType:
