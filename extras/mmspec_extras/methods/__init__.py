@@ -18,6 +18,7 @@ from mmspec_extras.methods import (
     spot,
     ssd,
     superposed,
+    target_start,
     viskip,
 )
 
@@ -39,5 +40,6 @@ METHODS = (
     *spot.METHODS,
     *ssd.METHODS,
     *superposed.METHODS,
+    *target_start.METHODS,
     *viskip.METHODS,
 )
