@@ -1,4 +1,4 @@
-"""Superposed drafts and draft graphs: exact outputs, and drafts compared with a search without a cache."""
+"""Superposed drafts, draft graphs and drafts from the target: exact outputs, and drafts without a cache."""
 
 from __future__ import annotations
 
@@ -12,25 +12,31 @@ from torch import Tensor
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.decoder import Decoder
+from mmspec.core.draft import DraftKind, Tree
 from mmspec.core.interfaces import Drafter
 from mmspec.core.loop import speculate
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
 from mmspec.core.statistics import DecodingStats
+from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget
 from mmspec.trees.matching import SampleAndMatch
+from mmspec.trees.rejection import RecursiveRejection
 from mmspec_extras.methods.graph_drafts.drafter import DraftGraph, GraphDrafter, GraphSession
 from mmspec_extras.methods.superposed.drafter import SuperposedDrafter
-from tests.contracts.checks import PROMPTS, llama, precise
-from tests.contracts.running import as_request, decode, generate
+from mmspec_extras.methods.target_start.drafter import TargetStartDrafter
+from tests.contracts.checks import PROMPTS, check_words, llama, precise
+from tests.contracts.running import FanOutTarget, as_request, decode, generate
 from tests.contracts.test_drafters import SAMPLER, inspected, neighbour, sampled_answers
+from tests.tiny_models import tiny_lm_v8
 
 TOKENS = 24
 DRAFTERS: dict[str, Callable[[CausalTarget], Drafter]] = {
     "superposed": lambda model: SuperposedDrafter(model, 4, 3),
     "graph_drafts": lambda model: GraphDrafter(model, 12, 3, 3, 0, 0.0, 0.05),
     "graph_drafts, unmerged": lambda model: GraphDrafter(model, 12, 3, 3, -1, 0.0, 0.05),
+    "target_start": lambda model: TargetStartDrafter(model, "3x1x1").stopping_below(0.05),
 }
 
 
@@ -124,6 +130,44 @@ def test_unmerged_graphs_hold_the_likeliest_paths_of_the_draft_model() -> None:
     assert compared > 12
 
 
+@torch.inference_mode()
+def test_level_1_is_what_the_target_said_after_the_candidate_that_it_rejected() -> None:
+    model, before, compared = neighbour(torch.float32), None, [0, 0]
+    for texts, draft in rounds(TargetStartDrafter(model, "3x1", share=1.0)):
+        for row, text in enumerate(texts):
+            if before is not None and len(text) < len(PROMPTS[row]) + TOKENS:
+                old, paths = before[0][row], paths_of(before[1], row)
+                accepted = tuple(text[len(old) : -1])
+                rejected = [path for path in paths if path[:-1] == accepted]
+                asked, read = (llama(), [*old, *rejected[0]]) if rejected else (model, text)
+                expected = log_probabilities(asked, read, []).topk(3).indices.tolist()
+                assert [path[0] for path in paths_of(draft, row) if len(path) == 1] == expected
+                compared[bool(rejected)] += 1
+        before = texts, draft
+    assert min(compared) > 2
+
+
+def test_drafts_end_where_the_row_has_less_success_than_its_draft_model_expects() -> None:
+    drafter, depths = TargetStartDrafter(neighbour(torch.float32), "2x1x1x1"), []
+    for least in (0.0, 0.2, 1.0):
+        depths.append([step.max_depth for _, step in rounds(drafter.stopping_below(least))[1:]])
+    assert set(depths[0]) == {4} and set(depths[2]) == {1} and 1 < sum(depths[1]) / len(depths[1]) < 4
+    session: Any = drafter.session
+    session = session.__new__(session)
+    session.paths, session.levels = torch.tensor([[0.0, -0.5, -0.7]]), torch.tensor([[4.0, 5.0]])
+    draft = Tree.chain(torch.tensor([[1, 2, 3]]), DraftKind.POINT)
+    session._count(draft, Path.at(draft, torch.tensor([1]), torch.tensor([9])))
+    expected = 5 + (torch.tensor([-0.5, -0.2]).exp() * 5 / 4).clamp_max(1).sum()
+    assert torch.allclose(session.levels, torch.tensor([[5.0, float(expected)]]))
+
+
+@pytest.mark.parametrize("sampling", ["sampled", "without_replacement"])
+def test_rejection_of_mixed_candidates_keeps_the_distribution(sampling: str) -> None:
+    target, small = FanOutTarget(tiny_lm_v8()), FanOutTarget(tiny_lm_v8(seed=5))
+    drafter = TargetStartDrafter(small, "2x1", sampling, 0.7)
+    check_words(target, drafter, RecursiveRejection(), Sampler(1.0), 4000, length=4)
+
+
 def test_merging_computes_less_and_every_path_stays() -> None:
     """Two synonyms before the same continuation: six paths of four vertices instead of six."""
     level = [[(5, -0.5), (6, -1.0)], [(7, -0.1), (8, -2.5)], [(7, -0.2), (9, -2.0)]]
@@ -156,10 +200,12 @@ def test_bad_options_are_refused() -> None:
     model = neighbour(torch.float32)
     for name, options in {
         "superposed": {"drafts": 0, "ngram_weight": 2.0},
+        "target_start": {"share": 1.5},
         "graph_drafts": {"siblings": 0, "repeat": -2, "least_share": -1.0, "least_path": 0.0},
     }.items():
         for option, value in options.items():
             with pytest.raises(InputError, match=option):
                 build_accelerator(name, model, **{option: value})
-        with pytest.raises(InputError, match="length"):
-            build_accelerator(name, model, length="confidence")
+        if name != "target_start":
+            with pytest.raises(InputError, match="length"):
+                build_accelerator(name, model, length="confidence")

@@ -79,8 +79,9 @@ def promise_of(method: Method) -> tuple[str, str | None]:
 
     The promise is "exact", "bounded", "approximate" or "lossy".
     """
-    if method.needs is not None:  # all of these are verified by the default rule
-        return "exact", method.keeps
+    if method.needs is not None:  # verified by the default rule, unless the method names one
+        rule = None if method.rule is None else RULES[method.rule]
+        return ("exact", method.keeps) if rule is None else (rule.exactness, rule.bound)
     made = make(method)
     if made.drafter.exactness != "exact":
         return made.drafter.exactness, None
@@ -97,6 +98,8 @@ def rules_of(method: Method) -> list[Any]:
     """Return the acceptance rules that may verify the drafts of a method if the caller names none."""
     if method.needs is None:
         return [type(make(method).rule)]
+    if method.rule is not None:
+        return [RULES[method.rule]]
     # the loaded drafter decides which rule applies
     return [RULES[rule] for rule in (*DEFAULT_RULES, *method.judged_by)]
 

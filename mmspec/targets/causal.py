@@ -615,7 +615,7 @@ class CausalTarget(ModelTarget[AnyState]):
         plain = self._plain and not isinstance(step, CompiledForward)  # dynamo traces no threads
         attention = attention_on_tree(self._decoder, plain, cache, nodes, state.additive)
         turning = turned(self._changing if step == self._step else (), one_by_one=is_apart)
-        state.hidden.begin()
+        state.hidden.begin(nodes)
         with attention as mask, mixers_on_tree(self.model, cache, nodes), turning:
             inputs |= {"attention_mask": mask, **self.further_inputs(state, nodes)}
             logits = step(inputs, cache, state.hidden)

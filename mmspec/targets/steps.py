@@ -21,6 +21,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.core.cache import RaggedCache, mask_width
+from mmspec.core.draft import Nodes
 from mmspec.core.graphs import Graph, Side, can_capture, capture, graphs_mode
 from mmspec.core.round_graphs import RoundGraphs
 from mmspec.errors import InputError, UnsupportedModelError
@@ -94,11 +95,17 @@ class HiddenStates:
         taps: layer indices, each for the input of that layer; -1 for the final, normalised states.
         stays: whether `close` keeps the hooks, for the next batch.
 
+    Attributes:
+        change: function of a tapped layer, the states [R, n, d] that enter it and the scored nodes, which
+            returns other states to enter it. Not in forward passes that are compiled or captured.
+
     Raises:
         InputError: there is no such layer.
         UnsupportedModelError: a layer has several streams of hidden states (Gemma 3n); raised in the forward
             pass.
     """
+
+    change: Callable[[int, Tensor, Nodes], Tensor] | None = None
 
     def __init__(self, model: PreTrainedModel, taps: Sequence[int], stays: bool = False) -> None:
         decoder = decoder_of(model)
@@ -116,9 +123,9 @@ class HiddenStates:
         ]
         self.begin()
 
-    def begin(self) -> None:
-        """Collect the states of the next forward passes of this thread."""
-        READING.now = self
+    def begin(self, nodes: Nodes | None = None) -> None:
+        """Collect the states of the next forward passes of this thread, which score `nodes` if given."""
+        READING.now, self._nodes = self, nodes
 
     def take(self) -> dict[int, Tensor]:
         """Return the states of the last forward pass, tap -> [B, n, d], and clear them."""
@@ -136,9 +143,9 @@ class HiddenStates:
 
     def _keep_input(
         self, tap: int, module: nn.Module, args: tuple[Tensor, ...], kwargs: Mapping[str, Tensor] = NOTHING
-    ) -> None:
+    ) -> tuple[tuple[Tensor, ...], Mapping[str, Tensor]] | None:
         if READING.now is not self:  # kwargs may be missing while hooks are set
-            return
+            return None
         state = args[0] if args else kwargs["hidden_states"]
         if state.dim() != 3:
             raise UnsupportedModelError(
@@ -146,6 +153,10 @@ class HiddenStates:
                 "drafters can read only one stream, [B, n, d]"
             )
         self._states[tap] = state
+        if self.change is None or self._nodes is None:
+            return None
+        changed = self.change(tap, state, self._nodes)
+        return ((changed, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": changed})
 
     def _keep_output(self, module: nn.Module, args: object, output: Any) -> None:
         if READING.now is not self:

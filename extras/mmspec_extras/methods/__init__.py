@@ -1,43 +1,7 @@
 """Methods, one per folder; the entry point `mmspec.methods` names their records."""
 
-from mmspec_extras.methods import (
-    adablock,
-    ascending,
-    assd,
-    cool,
-    early_exit,
-    end_weight,
-    factor,
-    graph_drafts,
-    judge,
-    lazymar,
-    learned,
-    prophet,
-    released,
-    sparse_context,
-    spot,
-    ssd,
-    superposed,
-    viskip,
-)
+from importlib import import_module
+from pkgutil import iter_modules
 
-METHODS = (
-    *adablock.METHODS,
-    *ascending.METHODS,
-    *assd.METHODS,
-    *cool.METHODS,
-    *early_exit.METHODS,
-    *end_weight.METHODS,
-    *factor.METHODS,
-    *graph_drafts.METHODS,
-    *judge.METHODS,
-    *lazymar.METHODS,
-    *learned.METHODS,
-    *prophet.METHODS,
-    *released.METHODS,
-    *sparse_context.METHODS,
-    *spot.METHODS,
-    *ssd.METHODS,
-    *superposed.METHODS,
-    *viskip.METHODS,
-)
+FOLDERS = [import_module(f"{__name__}.{each.name}") for each in iter_modules(__path__)]
+METHODS = tuple(method for folder in FOLDERS for method in folder.METHODS)

@@ -9,10 +9,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.core.draft import Nodes
+from mmspec.core.interfaces import PromptOutput
 from mmspec.errors import UnsupportedModelError
 from mmspec.heads.model import HIDDEN
 from mmspec.methods.ppd.head import PromptTokens
 from mmspec.targets import CausalTarget
+from mmspec.targets.causal import CausalState
 from mmspec.training.data.sequences import DrafterBatch, DrafterData
 from mmspec.training.losses.base import learnt_pairs
 from mmspec.training.losses.goals import Goals
@@ -62,7 +64,7 @@ class PromptTokensLoss(LevelLoss):
         counted, ahead = pairs[row, root], (root[..., None] + step).clamp_max(length - 1)  # [B, C, n]
         prompts = [example.inputs for example in batch.examples]
         with torch.no_grad():
-            state, read = target.prefill(prompts, length + cuts * probes, (HIDDEN,))
+            state, read = target.prefill(prompts, length + cuts * probes, (HIDDEN, *self.head.taps))
         with closing(state):
             if state.cache.recurrent:
                 raise UnsupportedModelError(
@@ -72,12 +74,22 @@ class PromptTokensLoss(LevelLoss):
             # nothing is committed: each node lists the tokens of the sequence that it sees
             state.cache.lengths.zero_()
             state.cache.longest = 0
-            state.queries = self.head.embeddings.to(target.dtype)
+            self.put_probes(state, read, root)
             logits = target.score_nodes(state, nodes_at(root, probes, length, target.vocabulary)).logits
         states = pad_sequence([hidden[0] for hidden in read.taps[HIDDEN]], batch_first=True)
         place = row.repeat_interleave(cuts, 0), ahead.flatten(0, 1)
         goals = Goals.of(target, states, place, counted.flatten(0, 1))
         return logits.view(-1, probes, logits.shape[-1]), goals, counted.flatten(0, 1), goals.known[goals.at]
+
+    def put_probes(self, state: CausalState, read: PromptOutput, root: Tensor) -> None:
+        """Set what the target reads at the prompt tokens, which follow the token before each root [B, C].
+
+        Args:
+            state: of the sequences.
+            read: hidden states at the taps of the head.
+            root: see above.
+        """
+        state.queries = self.head.embeddings.to(self.target.dtype)
 
 
 def nodes_at(root: Tensor, probes: int, length: int, vocabulary: int) -> Nodes:

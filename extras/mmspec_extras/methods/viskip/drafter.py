@@ -8,20 +8,18 @@ precedes all draws of the round, so that no acceptance rule is biased.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.accelerator import Accelerator, pair
-from mmspec.core.canvas import Canvas, Stopping
-from mmspec.core.distributions import Categorical, Scores
-from mmspec.core.draft import Draft, Nodes, Tree
+from mmspec.core.distributions import Scores
+from mmspec.core.draft import Nodes, Tree
 from mmspec.core.indexing import take
-from mmspec.core.interfaces import AnyTarget, Drafter, DraftSession, Request, TargetOutput
+from mmspec.core.interfaces import AnyTarget, Drafter, TargetOutput
 from mmspec.core.rows import named
-from mmspec.core.session import PromptBatch, SessionDrafter
+from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.methods.draft_model.choice import draft_model
@@ -31,11 +29,11 @@ from mmspec.open_types import AnyFunction
 from mmspec.targets import CausalTarget
 from mmspec.targets.attention import attends_plainly
 from mmspec.validation import is_integer, require_number
+from mmspec_extras.resting import RestingDrafter, RestingSession
 
 __all__ = ["VisualSkipDrafter", "attention_of_newest", "viskip"]
 
 FULL = "full_attention"
-INHERITED = ("kind", "max_nodes", "branches", "exactness", "keeps", "rows_move", "draws_anew")
 
 
 def attention_of_newest(target: CausalTarget, state: Any, layer: int, hidden: Tensor) -> Tensor:
@@ -73,54 +71,36 @@ def attention_of_newest(target: CausalTarget, state: Any, layer: int, hidden: Te
     return paid.mean((1, 2))
 
 
-class VisualSkipSession(DraftSession):
-    """Wraps another drafter's session, and drafts where the target hardly attends to its images.
+class VisualSkipSession(RestingSession):
+    """Drafts where the target hardly attends to its images.
 
     Attributes:
-        inner: the wrapped session.
         images: places of each row's visual tokens.
         mass: [B] share of the newest scored token's attention that visual tokens have.
     """
 
-    row_fields = named("inner", "images", "mass")
+    row_fields = named("images", "mass")
 
     def __init__(self, drafter: VisualSkipDrafter, batch: PromptBatch) -> None:
-        self.drafter = drafter
-        self.inner = drafter.inner.start(batch.requests, batch.prefill, batch.sampler, batch.random)
+        super().__init__(drafter, batch)
         config, logits = drafter.target.config, batch.prefill.logits
         self.images = [visual_places(config, each.inputs).to(logits.device) for each in batch.requests]
         self.mass = logits.new_zeros(len(self.images), dtype=torch.float32)
-        self._nothing = logits.new_zeros(1, 0, logits.shape[-1])
         ends = batch.prefill.taps[drafter.layer][: len(self.images)]
         self._ends: Tensor | None = torch.cat([hidden[:, -1] for hidden in ends])
 
-    def prepare(self) -> None:
-        self.inner.prepare()
-
-    def tighten(self, emitted: Sequence[int]) -> None:
-        self.inner.tighten(emitted)
-
     def attach(self, state: Any) -> None:
-        self.inner.attach(state)
+        super().attach(state)
         self.state = state
         if self._ends is not None:
             self._look(self._ends)
             self._ends = None
 
-    def propose(self, canvas: Canvas) -> Draft:
-        rows = zip(self.mass.tolist(), canvas.finish_reasons, strict=True)
-        is_resting = [mass >= self.drafter.threshold or ended is not None for mass, ended in rows]
-        rests = [row for row, rest in enumerate(is_resting) if rest]
-        if all(is_resting):
-            kind = self.drafter.kind
-            no_q = Categorical(self._nothing.expand(len(rests), -1, -1)) if kind.is_drawn else None
-            return Tree.chain(canvas.root[:, None], kind, no_q)
-        draft = self.inner.propose(canvas)
-        self.passes = self.inner.passes
-        return draft.roots_alone(rests) if rests else draft
+    def resting(self) -> Tensor:
+        return self.mass >= self.drafter.threshold
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        self.inner.observe(draft, output, scores, verdict)
+        super().observe(draft, output, scores, verdict)
         hidden = output.taps[self.drafter.layer][: len(self.images)]  # without the copy under guidance
         self._look(take(hidden, verdict.last))
 
@@ -131,7 +111,7 @@ class VisualSkipSession(DraftSession):
         self.mass = torch.stack(masses)
 
 
-class VisualSkipDrafter(SessionDrafter):
+class VisualSkipDrafter(RestingDrafter):
     """Wraps a drafter, which drafts nothing for rows whose target attends to its images.
 
     Args:
@@ -150,9 +130,8 @@ class VisualSkipDrafter(SessionDrafter):
 
     def __init__(self, inner: Drafter, threshold: float = 0.35, layer: int | None = None) -> None:
         require_number("threshold", threshold, 0.0, 1.0, "must be a share of attention from 0 to 1")
-        self.inner, self.threshold, self.chosen = inner, threshold, layer
-        for name in INHERITED:
-            setattr(self, name, getattr(inner, name))
+        super().__init__(inner)
+        self.threshold, self.chosen = threshold, layer
 
     def fit(self, target: AnyTarget) -> VisualSkipDrafter:
         refusal = InputError("accelerator", "viskip", "needs a causal decoder with ordinary sdpa attention")
@@ -170,23 +149,6 @@ class VisualSkipDrafter(SessionDrafter):
         fitted.inner, fitted.target, fitted.layer = self.inner.fit(target), target, layer
         fitted.taps = tuple(dict.fromkeys((*fitted.inner.taps, layer)))
         return fitted
-
-    @property
-    def modules(self) -> Sequence[nn.Module]:
-        return self.inner.modules
-
-    def admit(self, requests: Sequence[Request], sampler: Any, stopping: Stopping) -> None:
-        self.inner.admit(requests, sampler, stopping)
-
-    def to(self, *args: object, **kwargs: object) -> None:
-        self.inner.to(*args, **kwargs)
-
-    def compile(self) -> None:
-        self.inner.compile()
-
-    @property
-    def reader(self) -> Any:
-        return self.inner.reader
 
 
 def viskip(
