@@ -28,7 +28,7 @@ def hosts_of(nodes: Nodes, is_query: Tensor) -> Tensor:
 class HiddenTransferSession(PromptTokensSession):
     """Pseudo hidden states that draft for one batch."""
 
-    head: HiddenTransfer
+    head: HiddenTransfer  # type: ignore[assignment]  # it has `embeddings` too
 
     def attach(self, state: CausalState) -> None:
         if self.target.steps is not None:
@@ -62,7 +62,7 @@ class HiddenTransferDrafter(PromptTokensDrafter):
     """
 
     session = HiddenTransferSession
-    model: HiddenTransfer
+    model: HiddenTransfer  # type: ignore[assignment]
 
     def check(self, target: AnyTarget) -> None:
         super().check(target)

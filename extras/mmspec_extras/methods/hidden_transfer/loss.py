@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -27,7 +29,7 @@ class HiddenTransferLoss(PromptTokensLoss):
     head: HiddenTransfer
 
     @staticmethod
-    def prepare(head: HiddenTransfer, data: DrafterData, target: CausalTarget) -> None:
+    def prepare(head: Any, data: DrafterData, target: CausalTarget) -> None:
         """Keep the maps, which begin as identities."""
 
     def put_probes(self, state: CausalState, read: PromptOutput, root: Tensor) -> None:

@@ -58,8 +58,8 @@ class TargetStartSession(DraftModelSession):
     @property
     def trust(self) -> Tensor:
         """[B, 1] log of the factor between the draft model's probabilities and what the target accepts."""
-        accepted, expected = self.levels.log().split(1, -1)
-        return accepted - expected
+        trust: Tensor = self.levels.log().diff(dim=-1).neg()
+        return trust
 
     def _tree(self, canvas: Canvas, shape: StaticTree, logits: Tensor) -> Tree:
         noise = self.sampler, self.random, canvas.emitted

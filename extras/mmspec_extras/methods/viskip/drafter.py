@@ -97,7 +97,8 @@ class VisualSkipSession(RestingSession):
             self._ends = None
 
     def resting(self) -> Tensor:
-        return self.mass >= self.drafter.threshold
+        rests: Tensor = self.mass >= self.drafter.threshold
+        return rests
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
         super().observe(draft, output, scores, verdict)
