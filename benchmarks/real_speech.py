@@ -444,14 +444,15 @@ def replies(
 @app.command()
 def clips(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    sentences: Annotated[Path, typer.Option(help="JSONL file of texts, each a `prompt`.")],
+    sentences: Annotated[Path, typer.Option(help="JSONL file of texts.")],
+    field: Annotated[str, typer.Option(help="Name of the text in each row.")] = "prompt",
     measured: Annotated[int, typer.Option(min=1, help="Clips to measure, of one sentence each.")] = 200,
     trained: Annotated[int, typer.Option(min=1, help="Most clips to train on, of several sentences.")] = 600,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order, the voices and the rates.")] = 0,
 ) -> None:
     """Write speech by espeak-ng and its texts, with different sentences to measure and to train on."""
     rows = json_lines(read_text(sentences, "sentences"), "sentences, line {}".format)
-    write_clips(sentences_of([row["prompt"] for _, row in rows]), out, measured, trained, seed)
+    write_clips(sentences_of([row[field] for _, row in rows]), out, measured, trained, seed)
     note(f"written: {out}")
 
 
