@@ -98,6 +98,21 @@ def test_drafting_predicts_what_training_does(data: AudioRows, learner: Any) -> 
         torch.testing.assert_close(found, due[index], atol=1e-4, rtol=1e-4)
 
 
+@torch.no_grad()
+def test_dropout_acts_in_training_alone(data: AudioRows, learner: Any) -> None:
+    batch = data.batch(0, 0)
+
+    def losses() -> list[float]:
+        return [float(learner(batch)[0]) for _ in range(2)]
+
+    learner.train()
+    one, other = losses()
+    assert one != other
+    learner.eval()
+    one, other = losses()
+    assert one == other
+
+
 def test_training_raises_acceptance(data: AudioRows, learner: Any) -> None:
     """It begins with the weights of the target's last layer."""
     head, layer = learner.head, data.target.model.get_decoder().layers[-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -23,16 +23,23 @@ class PassTimes:
         config: constants of pacing.
 
     Attributes:
-        seconds: the latest measured times, by number of tokens.
+        known: measured numbers of tokens, ascending.
+        seconds: median of the latest times of each; a round asks for many.
     """
 
     def __init__(self, config: PacingConfig) -> None:
         self.config = config
-        self.seconds: dict[int, deque[float]] = {}
+        self.known: list[int] = []
+        self.seconds: dict[int, float] = {}
+        self._latest: dict[int, deque[float]] = {}
 
     def record(self, tokens: int, seconds: float) -> None:
         """Record the time of a pass over so many tokens."""
-        self.seconds.setdefault(tokens, deque(maxlen=self.config.measured_rounds)).append(seconds)
+        if tokens not in self._latest:
+            insort(self.known, tokens)
+            self._latest[tokens] = deque(maxlen=self.config.measured_rounds)
+        self._latest[tokens].append(seconds)
+        self.seconds[tokens] = median(self._latest[tokens])
 
     def __call__(self, tokens: int) -> float:
         """Seconds of a pass over so many tokens; 0 if none was measured.
@@ -40,27 +47,24 @@ class PassTimes:
         Beyond the measured numbers, further tokens take as long as those between the measured ones, and at
         least as long as `node_cost` estimates: few tokens can be free where more of them are not.
         """
-        known = sorted(self.seconds)
+        known, seconds = self.known, self.seconds
         if not known:
             return 0.0
         after = bisect_left(known, tokens)
         if after == 0 or after == len(known):
             nearest = known[min(after, len(known) - 1)]
-            return self._known(nearest) + (tokens - nearest) * self._token(nearest)
+            return seconds[nearest] + (tokens - nearest) * self._token(nearest)
         low, high = known[after - 1], known[after]
         share = (tokens - low) / (high - low)
-        return (1 - share) * self._known(low) + share * self._known(high)
-
-    def _known(self, tokens: int) -> float:
-        return median(self.seconds[tokens])
+        return (1 - share) * seconds[low] + share * seconds[high]
 
     def _token(self, nearest: int) -> float:
         """Estimated seconds of a token more than the largest measured number, or less than the smallest."""
-        least = self.config.node_cost * self._known(nearest) / (1 + self.config.node_cost * (nearest - 1))
-        first, last = min(self.seconds), max(self.seconds)
+        least = self.config.node_cost * self.seconds[nearest] / (1 + self.config.node_cost * (nearest - 1))
+        first, last = self.known[0], self.known[-1]
         if nearest == first:
             return least
-        return max(least, (self._known(last) - self._known(first)) / (last - first))
+        return max(least, (self.seconds[last] - self.seconds[first]) / (last - first))
 
 
 class RoundCosts:
