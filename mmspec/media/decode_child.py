@@ -25,6 +25,7 @@ import io
 import itertools
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -130,14 +131,16 @@ def mono_samples(data: bytes, rate: int, most: int) -> np.ndarray:
     return np.concatenate(pieces)[: most + 1] if pieces else np.zeros(0, np.float32)
 
 
-def limit_process(seconds: int, memory_bytes: int) -> None:
+def limit_process(seconds: float, memory_bytes: int) -> None:
     """Limit processor time and memory of this process; not on Windows, and not the memory on macOS."""
     try:
         import resource
     except ImportError:
         return
+    # RLIMIT_CPU has whole seconds only.
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, also if the parent ignores it
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     bounds = {
-        resource.RLIMIT_CPU: (seconds, seconds + 1),  # SIGXCPU, and then SIGKILL
         resource.RLIMIT_CORE: (0, 0),
         resource.RLIMIT_FSIZE: (0, 0),  # it writes to the pipe alone
     }
@@ -149,8 +152,8 @@ def limit_process(seconds: int, memory_bytes: int) -> None:
 
 def main(arguments: list[str]) -> None:
     """Decode a file for the parent, by the protocol above."""
-    seconds, memory_bytes = map(int, arguments)
-    limit_process(seconds, memory_bytes)
+    seconds, memory_bytes = arguments
+    limit_process(float(seconds), int(memory_bytes))
     # C libraries print to stdout and stderr; only this copy of stdout reaches the parent.
     out: Any = os.fdopen(os.dup(1), "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import os
 import signal
 import subprocess
@@ -92,7 +91,7 @@ def decode(data: bytes, converse: Callable[[Child], T], *, argument: str, limits
     # Not multiprocessing: its spawn runs the user's main script again, its fork copies locks that other
     # threads hold.
     program = str(Path(__file__).with_name("decode_child.py"))
-    numbers = (math.ceil(limits.decode_timeout_s), int(limits.decode_memory_bytes))
+    numbers = (limits.decode_timeout_s, int(limits.decode_memory_bytes))
     command = [sys.executable, "-P", program, *map(str, numbers)]
     one_thread = {
         "OMP_NUM_THREADS": "1",
@@ -123,7 +122,7 @@ def decode(data: bytes, converse: Callable[[Child], T], *, argument: str, limits
             raise MediaError(argument, found, str(refusal)) from None
         except (BrokenPipeError, EOFError, json.JSONDecodeError) as error:
             child.kill()  # has no effect on one that has ended, whose own signal is returned
-            if is_late.is_set() or child.wait() == -getattr(signal, "SIGXCPU", 0):
+            if is_late.is_set() or child.wait() == -getattr(signal, "SIGPROF", 0):
                 rule = limits.rule("decode_timeout_s", "must be decoded within at most {} seconds")
             else:
                 text = "is damaged, truncated, or needs more than {} bytes of memory to decode"
