@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +11,9 @@ import typer
 from mmspec.cli.console import Interruptible, note, print_result
 from mmspec.cli.loading import choose, load_pipeline
 from mmspec.cli.options import Accelerator, ModelOptions, unpack_options
-from mmspec.errors import InputError
+from mmspec.errors import InputError, MediaError
 from mmspec.open_types import Json, Keywords
+from mmspec.text_file import read_text
 from mmspec.transcripts import TIMED, TranscriptFormat, write_transcript
 
 if TYPE_CHECKING:
@@ -56,13 +58,17 @@ def transcribe(
 ) -> None:
     """Transcribe recordings with Whisper or another speech model.
 
+    Of several recordings, one that cannot be decoded is skipped, and the command exits with 1 at the end.
+
     Example:
         mmspec transcribe openai/whisper-tiny.en meeting.mp3
         mmspec transcribe openai/whisper-large-v3 talk.mp4 --format srt --language en
     """
-    words = None if reference is None else reference.read_text(encoding="utf-8")
+    words = None if reference is None else read_text(reference, "--reference")
     if words is not None and len(audio) != 1:
         raise InputError("--reference", str(reference), "needs exactly one recording")
+    files = [None if out is None else transcript_file(out, path, form) for path in audio]
+    check_recordings(audio, files)
     choice = choose(accelerator, model, how.drafter)
     note(f"loading {model}")
     from mmspec.evaluation.quality.text_scores import word_error_rate
@@ -79,9 +85,16 @@ def transcribe(
     }
     records: list[Json] = []
     with Interruptible() as block:
-        for path in audio:
+        for path, file in zip(audio, files, strict=True):
             pipe.set_accelerator(choice.name, **choice.options)
-            output = transcribed(pipe, path, settings)
+            try:
+                output = transcribed(pipe, path, settings)
+            except MediaError as error:
+                if len(audio) == 1:
+                    raise
+                note(f"skipped: {error}")
+                records.append({"audio": path, "error": str(error)})
+                continue
             record: Json = {"audio": path, "text": output.text[0].strip()}
             record["segments"] = [vars(segment) for segment in output.segments[0]]
             record |= {"seconds": output.stats.seconds, "target_forwards": output.stats.target_forwards}
@@ -96,17 +109,44 @@ def transcribe(
                 remark += f"; word error rate {record['word_error_rate']:.1%}"
             records.append(record)
             text = write_transcript(output.text[0], output.segments[0], form)
-            if out is not None:
-                out.mkdir(parents=True, exist_ok=True)
-                target = out / f"{Path(path).stem}.{'txt' if form is TranscriptFormat.TEXT else form}"
-                target.write_text(text + "\n", encoding="utf-8")
-                note(f"{target}: {remark}")
+            if file is not None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text + "\n", encoding="utf-8")
+                note(f"{file}: {remark}")
             elif not how.as_json:
                 typer.echo(text)
                 note(remark)
     if how.as_json:
         print_result(records, "", as_json=True)
-    block.finish(0 if all(record.get("identical", True) for record in records) else 1)
+    is_good = all(record.get("identical", "error" not in record) for record in records)
+    block.finish(0 if is_good else 1)
+
+
+def transcript_file(folder: Path, recording: str, form: TranscriptFormat) -> Path:
+    """Path of the transcript of a recording, a path or URL."""
+    return folder / f"{Path(recording).stem}.{'txt' if form is TranscriptFormat.TEXT else form}"
+
+
+def check_recordings(recordings: Sequence[str], files: Sequence[Path | None]) -> None:
+    """Check, before a model is loaded, what can be known of the recordings without decoding them.
+
+    Args:
+        recordings: paths and URLs; URLs are not fetched.
+        files: the files of their transcripts, or None.
+
+    Raises:
+        InputError: two recordings have the same file.
+        MediaError: a local file cannot be read or has an unsupported format.
+    """
+    from mmspec.media import read_audio_file
+
+    first: dict[Path, str] = {}
+    for path, file in zip(recordings, files, strict=True):
+        if file is not None and first.setdefault(file, path) is not path:
+            rule = f"needs recordings of different names; {first[file]} has the same file {file}"
+            raise InputError("--out", path, rule)
+        if "://" not in path:
+            read_audio_file(path, argument=path)
 
 
 def transcribed(pipe: SpeechPipeline, path: str, settings: Keywords) -> SpeechOutput:

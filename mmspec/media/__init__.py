@@ -1,6 +1,6 @@
 """Image, video and audio loading from files, bytes, arrays and URLs, within limits; does not import torch."""
 
-from mmspec.media.audio import load_audio
+from mmspec.media.audio import load_audio, read_audio_file
 from mmspec.media.fetch import fetch
 from mmspec.media.images import image_grid, load_image, load_images
 from mmspec.media.limits import DEFAULT_LIMITS, MediaLimits
@@ -16,4 +16,5 @@ __all__ = [
     "load_image",
     "load_images",
     "load_video",
+    "read_audio_file",
 ]

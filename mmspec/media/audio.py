@@ -13,7 +13,7 @@ from mmspec.media.limits import DEFAULT_LIMITS, Described, MediaLimits
 from mmspec.media.pixels import as_numpy, is_array
 from mmspec.media.source import file_format, read_source
 
-__all__ = ["load_audio"]
+__all__ = ["load_audio", "read_audio_file"]
 
 _FORMATS = ("WAV", "FLAC", "MP3", "AAC", "Ogg", "MP4", "Matroska or WebM")
 _SAMPLES = ("array", "raw")  # keys of a dict: of datasets and of transformers' pipelines
@@ -55,11 +55,7 @@ def load_audio(
         mono = _mono(samples, argument)
         _check_length(len(mono), rate, argument, limits)
         return mono if rate == sampling_rate else _resample(mono, rate, sampling_rate)
-    data = read_source(source, argument=argument, limits=limits, max_bytes="max_audio_bytes", kind="audio")
-    name = file_format(data)
-    if name not in _FORMATS:  # also refuses playlists, with which FFmpeg would open other files
-        rule = f"must be a file in one of the formats {', '.join(_FORMATS)}"
-        raise MediaError(argument, Described(f"{name} data"), rule)
+    data = read_audio_file(source, argument=argument, limits=limits)
     require_pyav("audio")
     most = int(limits.max_audio_seconds * sampling_rate)
 
@@ -69,6 +65,25 @@ def load_audio(
         return np.frombuffer(child.read(total * 4), np.float32)
 
     return decode(data, converse, argument=argument, limits=limits)
+
+
+def read_audio_file(
+    source: object, *, argument: str = "audio", limits: MediaLimits = DEFAULT_LIMITS
+) -> bytes:
+    """Read the bytes of an audio or video file; its format is checked, and nothing is decoded.
+
+    Args:
+        source, argument, limits: as in `load_audio`, without samples.
+
+    Raises:
+        MediaError: the file is unreadable, empty, too large, or of an unsupported format.
+    """
+    data = read_source(source, argument=argument, limits=limits, max_bytes="max_audio_bytes", kind="audio")
+    name = file_format(data)
+    if name not in _FORMATS:  # also refuses playlists, with which FFmpeg would open other files
+        rule = f"must be a file in one of the formats {', '.join(_FORMATS)}"
+        raise MediaError(argument, Described(f"{name} data"), rule)
+    return data
 
 
 def _given_samples(source: object, argument: str) -> tuple[Any, int] | None:

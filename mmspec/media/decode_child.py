@@ -36,11 +36,16 @@ Matrix = tuple[float, float, float, float]
 """(a, b, c, d) of a display matrix: the pixel (x, y) is shown at (a x + c y, b x + d y), up to a shift."""
 IDENTITY: Matrix = (1, 0, 0, 1)
 ONE = 1 << 16  # the fixed-point 1 of a display matrix
+ESTIMATED = ("mp3", "aac")  # formats without a duration; FFmpeg estimates it from the first frames
 NO_STREAM = "must contain {} stream; it has none or is truncated"
 
 
 class Refused(Exception):
     """The file is intact but has no frames or samples; the message is the rule of the parent's error."""
+
+
+class TooLong(Exception):
+    """The header of an audio file states more samples than are allowed."""
 
 
 class PyAVReader:
@@ -113,16 +118,26 @@ def is_lying(matrix: Matrix) -> bool:
 
 
 def mono_samples(data: bytes, rate: int, most: int) -> np.ndarray:
-    """Decode the first audio stream: float32 [n], n at most `most` + 1."""
+    """Decode the first audio stream: float32 [n], n at most `most` + 1.
+
+    Raises:
+        Refused: the file has no audio stream.
+        TooLong: by its header, the stream has more samples; it was not decoded.
+    """
     import av
 
     with av.open(io.BytesIO(data), "r") as container:
         if not container.streams.audio:
             raise Refused(NO_STREAM.format("an audio"))
+        stream = container.streams.audio[0]
+        if stream.duration and stream.time_base and container.format.name not in ESTIMATED:
+            stated = float(stream.duration * stream.time_base) * rate
+            if stated > most + rate:  # a second more, because times may be rounded
+                raise TooLong
         resampler = av.AudioResampler(format="fltp", rate=rate)  # keeps the channels
         pieces: list[np.ndarray] = []
         count = 0
-        decoded = itertools.chain(container.decode(container.streams.audio[0]), (None,))  # None flushes
+        decoded = itertools.chain(container.decode(stream), (None,))  # None flushes
         for frame in itertools.chain.from_iterable(map(resampler.resample, decoded)):
             pieces.append(frame.to_ndarray().mean(axis=0))
             count += len(pieces[-1])
@@ -179,7 +194,11 @@ def send_line(value: object, out: Any) -> None:
 
 def send_audio(data: bytes, rate: int, most: int, out: Any) -> None:
     """Send the samples of an audio file."""
-    samples = mono_samples(data, rate, most)
+    try:
+        samples = mono_samples(data, rate, most)
+    except TooLong:
+        send_line({"total": most + 1}, out)  # the parent reads no samples
+        return
     send_line({"total": len(samples)}, out)
     out.write(samples.astype(np.float32).data)
 

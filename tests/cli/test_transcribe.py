@@ -65,11 +65,26 @@ def test_formats_with_times() -> None:
     assert write_transcript(" Hello. ", [], TranscriptFormat.TEXT) == "Hello."
 
 
-def test_a_recording_that_cannot_be_read_is_named(folder: Path) -> None:
+def test_a_recording_that_cannot_be_decoded_is_skipped(folder: Path) -> None:
     data = sound(tone())
-    (folder / "no.wav").write_bytes(data[: data.index(b"data") + 8])  # a header without samples
-    code, text = transcribe(folder / "model", folder / "no.wav")
-    assert code != 0 and f"{folder / 'no.wav'} must not be empty" in text
+    empty = folder / "no.wav"
+    empty.write_bytes(data[: data.index(b"data") + 8])  # a header without samples
+    code, text = transcribe(folder / "model", empty)
+    assert code != 0 and f"{empty} must not be empty" in text
+    code, text = transcribe(folder / "model", folder / "low.wav", empty, folder / "high.wav", "--json")
+    low, no, high = json.loads(text)
+    assert code == 1 and no == {"audio": str(empty), "error": f"{empty} must not be empty; got 0 samples"}
+    assert all("text" in record for record in (low, high))
+
+
+def test_recordings_are_checked_before_the_model(folder: Path) -> None:
+    other = folder / "other" / "low.wav"
+    other.parent.mkdir()
+    other.write_bytes(b"<html>")
+    code, text = transcribe("no-model", folder / "low.wav", other)
+    assert code != 0 and f"{other} must be a file in one of the formats" in text
+    code, text = transcribe("no-model", folder / "low.wav", other, "--out", folder)
+    assert code != 0 and f"--out needs recordings of different names; {folder / 'low.wav'} has" in text
 
 
 def test_a_reference_needs_one_recording(folder: Path) -> None:

@@ -150,6 +150,14 @@ def test_samples_have_the_same_limit_of_duration() -> None:
         load_audio((TONE, 16_000), limits=MediaLimits(max_audio_seconds=0.25))
 
 
+def test_a_duration_in_the_header_is_checked_before_decoding() -> None:
+    data = sound(tone(seconds=6), container="flac", codec="flac")
+    half = data[: len(data) // 2]  # decoding fails after three seconds
+    for seconds, expected in ((4, "at most 4 seconds"), (7, "is damaged")):
+        with pytest.raises(MediaError, match=expected):
+            load_audio(half, limits=MediaLimits(max_audio_seconds=seconds))
+
+
 def test_without_a_decoding_library_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError, match="pip install av"):
