@@ -225,10 +225,10 @@ class EncoderDecoderTarget(CausalTarget):
 
         def make(own: AnyFunction) -> AnyFunction:
             def decode(*args: Any, **kwargs: Any) -> Any:
-                cache.begin_encoded(
-                    kwargs["encoder_hidden_states"], kwargs.get("encoder_attention_mask"), given
-                )
-                return own(*args, **kwargs)
+                states = kwargs["encoder_hidden_states"]
+                cache.begin_encoded(states, kwargs.get("encoder_attention_mask"), given)
+                # Moonshine streaming adds positions in place, and draft models read the same states
+                return own(*args, **kwargs | {"encoder_hidden_states": states.clone()})
 
             return decode
 

@@ -44,6 +44,7 @@ from mmspec.validation import is_integer, require_number
 __all__ = ["shortened", "train_draft_model"]
 
 LAYERS = re.compile(r"layers:(\d+)")
+DECODER_DEPTHS = ("decoder_layers", "decoder_num_hidden_layers", "num_decoder_layers", "num_hidden_layers")
 RATE_OF_LAYERS, RATE_OF_TRAINED = 1.0, 0.05  # so that AdamW's rate is 1e-3, or 5e-5 for trained models
 NEAR = 1e-2  # as a share of the largest logit; capping or scaling logits changes them more
 
@@ -308,15 +309,21 @@ def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
     for name, value in list(vars(text).items()):
         if isinstance(value, list) and len(value) == depth:  # one entry per layer, such as `layer_types`
             setattr(text, name, [value[layer] for layer in kept])
-    text.num_hidden_layers = count
-    for name in (
-        "decoder_layers",
-        "decoder_num_hidden_layers",
-    ):  # of encoder-decoders, whose `text` is a copy
-        if config.is_encoder_decoder and hasattr(config, name):
-            setattr(config, name, count)
+    if config.is_encoder_decoder:
+        for part in (config, text):  # `text` may be a copy
+            name = next((name for name in DECODER_DEPTHS if name in vars(part)), None)
+            if name is not None:
+                setattr(part, name, count)
+    else:
+        text.num_hidden_layers = count
     decoder = model.get_decoder()
-    layers = getattr(decoder, "layers", getattr(decoder, "h", None))
+    layers = next(
+        (each for each in decoder.modules() if isinstance(each, nn.ModuleList) and len(each) == depth), None
+    )
+    if layers is None:
+        raise UnsupportedModelError(
+            f"{type(model).__name__} has no list of {depth} decoder layers; start from a separate model"
+        )
     prefix = next(name for name, module in model.named_modules() if module is layers)
     places = {f"{prefix}.{layer}": f"{prefix}.{place}" for place, layer in enumerate(kept)}
     weights = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,8 @@ from mmspec.training.data.sources import open_speech
 from mmspec.training.draft_model import shortened
 from mmspec.training.losses.base import read
 from mmspec.training.recipes import RECIPES
-from tests.tiny_models.encoder_decoder import START, tiny_whisper
+from tests.tiny_models.any_class import tiny_of_class
+from tests.tiny_models.encoder_decoder import START, tiny_trocr, tiny_whisper
 
 END, LONGEST = 5, 12
 EXTRACTOR = WhisperFeatureExtractor(feature_size=8, chunk_length=1, hop_length=400)  # 40 frames
@@ -101,6 +103,19 @@ def test_a_draft_model_keeps_the_encoder_and_learns_from_the_target() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
+
+
+def decoder_layers(model: Any) -> set[str]:
+    return {*re.findall(r"layers\.(\d+)", " ".join(model.get_decoder().state_dict()))}
+
+
+@pytest.mark.parametrize("name", ["CohereAsr", "MoonshineStreaming", "TrOCR"])
+def test_a_shortened_decoder_has_the_encoder_of_its_model(name: str) -> None:
+    """Their configs state the number of decoder layers in different places."""
+    model = tiny_trocr() if name == "TrOCR" else tiny_of_class(f"{name}ForConditionalGeneration")
+    made = shortened(model, 1)
+    assert shares_encoder(adapt(made), adapt(model))
+    assert len(decoder_layers(made)) == 1 < len(decoder_layers(model))
 
 
 def test_unusable_clips_are_refused_by_name(tmp_path: Path) -> None:
