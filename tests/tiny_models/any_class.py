@@ -56,6 +56,8 @@ def tiny_of_class(name: str) -> PreTrainedModel:
     config = shrink(made.config_class())
     if config.model_type == "moonshine_streaming":  # its default lacks what its attention reads
         config.num_key_value_heads = config.num_attention_heads
+    if config.model_type == "qwen3_omni_moe_thinker":  # which checkpoints state
+        config.vision_start_token_id = FIRST_SPECIAL
     if hasattr(config, "is_decoder") and not config.is_encoder_decoder:
         config.is_decoder = True
     with torch.device("meta"):
@@ -109,6 +111,8 @@ def shrink(config: PreTrainedConfig) -> PreTrainedConfig:
         small["head_dim"] = small["qk_rope_head_dim"]
     elif small.get("head_dim", HEAD) is None:
         small["head_dim"] = HEAD
+    if config.model_type == "fun_asr_nano":
+        small["adaptor_config"].intermediate_size = small["text_config"].hidden_size // 4
     return type(config)(**small | {"tie_word_embeddings": False})
 
 
