@@ -15,6 +15,8 @@ from mmspec.core.draft import Draft
 from mmspec.heads.drafter import HeadDrafter
 from mmspec.heads.model import DraftingHead
 from mmspec.targets import CausalTarget
+from mmspec_extras.methods.chimera.drafter import ChimeraDrafter
+from mmspec_extras.methods.chimera.head import ChimeraHead
 from mmspec_extras.methods.falcon.drafter import FalconDrafter
 from mmspec_extras.methods.falcon.head import FalconHead
 from tests.contracts import test_drafters, test_heads, test_honest_q
@@ -26,6 +28,7 @@ from tests.training import test_drafter_methods
 #: Drafter, head, and a tree of more than one forward pass of the head.
 KINDS: dict[str, tuple[type[HeadDrafter], type[Any], dict[str, Any]]] = {
     "falcon": (FalconDrafter, FalconHead, {"num_draft_tokens": 9, "depth": 5, "top_k": 3}),
+    "chimera": (ChimeraDrafter, ChimeraHead, {"num_draft_tokens": 8, "depth": 3, "top_k": 3}),
 }
 
 

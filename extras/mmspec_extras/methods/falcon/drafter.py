@@ -16,11 +16,9 @@ from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft, Nodes
 from mmspec.core.indexing import pick, take
 from mmspec.heads.feature_session import FeatureDrafter, FeatureSession
-from mmspec_extras.methods.falcon.head import LAYERS, FalconHead
+from mmspec_extras.methods.falcon.head import STATE, FalconHead
 
 __all__ = ["FalconDrafter", "FalconSession"]
-
-STATE = 2 * LAYERS  # vectors of the LSTM's state
 
 
 class Ends(NamedTuple):
@@ -31,14 +29,12 @@ class Ends(NamedTuple):
         state: [R, w, STATE, d] state of the LSTM after each.
         seen: [B, w, m] slots of the drafted rows on its path.
         depths: [m] of these slots.
-        level: level of these nodes; 0 for the root.
     """
 
     predicted: Tensor
     state: Tensor
     seen: Tensor
     depths: Tensor
-    level: int
 
 
 class FalconSession(FeatureSession):
@@ -55,8 +51,8 @@ class FalconSession(FeatureSession):
         growth, ends = self.growth(canvas), self._read_newest(canvas)
         while True:
             logits = self.read_out(ends.predicted)  # [R, w, k, V']
-            width, device = logits.shape[1], logits.device
-            base = torch.arange(width, device=device).expand(len(canvas.root), -1)  # the end before each node
+            width = torch.arange(logits.shape[1], device=logits.device)
+            base = width.expand(len(canvas.root), -1)  # [B, w] the end before each node
             path = base.new_zeros(*base.shape, 0)  # [B, w, i] tokens of the block up to each node
             for offset in range(logits.shape[2]):
                 guided = self._guided(pick(logits[:, :, offset], self._copied(base)))
@@ -65,7 +61,7 @@ class FalconSession(FeatureSession):
                     return self.rated(growth)
                 base = base.gather(1, parent)
                 path = torch.cat([pick(path, parent), growth.tokens[..., None]], 2)
-            ends = self._read_blocks(ends, base, path)
+            ends = self._read_blocks(ends, base, path, growth.level)
 
     def _read_newest(self, canvas: Canvas) -> Ends:
         """Read the newly committed tokens, and the k - 1 rows before them, which see them too."""
@@ -89,29 +85,22 @@ class FalconSession(FeatureSession):
         state = take(torch.stack(states, 1), accepted)
         self.summary = torch.cat([state, pick(rows, block[:, 1:])], 1)
         seen = torch.zeros(len(tokens), 1, 0, dtype=torch.bool, device=rows.device)
-        return Ends(pick(hidden, block)[:, None], state[:, None], seen, slots[0, :0], 0)
+        return Ends(pick(hidden, block)[:, None], state[:, None], seen, slots[0, :0])
 
-    def _read_blocks(self, before: Ends, base: Tensor, path: Tensor) -> Ends:
-        """Read the blocks of tokens `path` [B, w, k] that follow the ends `base` [B, w] before them."""
+    def _read_blocks(self, before: Ends, base: Tensor, path: Tensor, level: int) -> Ends:
+        """Read blocks that end at a level: tokens [B, w, k], each after one of the ends before it [B, w]."""
         copied, (batch, width, block) = self._copied(base), path.shape
-        features = pick(before.predicted, copied)
-        pairs = self.head.fuse(self.target.embed(self._copied(path)), features)
+        pairs = self.head.fuse(self.target.embed(self._copied(path)), pick(before.predicted, copied))
         rows, state = self.head.run(pairs.flatten(0, 1), pick(before.state, copied).flatten(0, 1))
         own = torch.eye(width, dtype=torch.bool, device=path.device).repeat_interleave(block, 1)
         seen = torch.cat([pick(before.seen, base), own.expand(batch, -1, -1)], 2)
-        own_depths = before.level + torch.arange(block, device=path.device).repeat(width)
+        own_depths = torch.arange(level - block, level, device=path.device).repeat(width)
         depths = torch.cat([before.depths, own_depths])
-        slots = torch.arange(len(before.depths), len(depths), device=path.device)
-        nodes = Nodes(
-            path.flatten(1),
-            slots.expand(batch, -1),
-            depths.expand(batch, -1),
-            seen.repeat_interleave(block, 1),
-            before.level + block - 1,
-        )
-        rows = rows.unflatten(0, (-1, width)).flatten(1, 2)
-        predicted = self._read_rows(rows, nodes).unflatten(1, (width, block))
-        return Ends(predicted, state.unflatten(0, (-1, width)), seen, depths, before.level + block)
+        slots = torch.arange(len(before.depths), len(depths), device=path.device).expand(batch, -1)
+        visible = seen.repeat_interleave(block, 1)
+        nodes = Nodes(path.flatten(1), slots, depths.expand(batch, -1), visible, level - 1)
+        hidden = self._read_rows(rows.unflatten(0, (-1, width)).flatten(1, 2), nodes)
+        return Ends(hidden.unflatten(1, (width, block)), state.unflatten(0, (-1, width)), seen, depths)
 
 
 class FalconDrafter(FeatureDrafter):

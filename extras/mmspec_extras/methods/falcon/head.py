@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.core.indexing import pick
 from mmspec.heads.layers import LlamaLayerConfig, one_layer
 from mmspec.heads.model import FeatureHead, Prompts
 from mmspec.methods.flash.head import MAX_BLOCK
 from mmspec.visual_tokens.splice import PromptRows
 
-__all__ = ["LAYERS", "FalconConfig", "FalconHead"]
+__all__ = ["STATE", "FalconConfig", "FalconHead"]
 
 LAYERS = 2  # of the LSTM
+STATE = 2 * LAYERS  # vectors of its state
 
 
 @strict
@@ -63,50 +61,36 @@ class FalconHead(FeatureHead):
         self.post_init()
 
     def fuse(self, embeddings: Tensor, features: Tensor, summary: Tensor | None = None) -> Tensor:
-        """Make pairs [B, n, 2d], which `run` makes rows of."""
+        """Make pairs [..., 2d], which `run` makes rows of."""
         return torch.cat([embeddings, features], -1)
 
-    def run(
-        self, pairs: Tensor, state: Tensor | None = None, lengths: Sequence[int] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Run the LSTM.
+    def run(self, pairs: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Run the LSTM on pairs [N, n, 2d]; return the rows [N, n, d] and the state [N, STATE, d] after them.
 
-        Args:
-            pairs: [N, n, 2d].
-            state: [N, 2 LAYERS, d] before them; None for zeros.
-            lengths: N numbers of pairs, the others being padding; None for n.
-
-        Returns:
-            The rows [N, n, d], and the state after the last pair of each.
+        It starts from the given state, or from zeros.
         """
-        given = None
-        if state is not None:
-            hidden, cell = state.transpose(0, 1).contiguous().split(LAYERS)
-            given = hidden, cell
-        if lengths is None:
-            rows, after = self.lstm(pairs, given)
-        else:
-            packed = pack_padded_sequence(pairs, list(lengths), batch_first=True, enforce_sorted=False)
-            packed_rows, after = self.lstm(packed, given)
-            rows, _ = pad_packed_sequence(packed_rows, batch_first=True, total_length=pairs.shape[1])
+        given = None if state is None else state.transpose(0, 1).contiguous().chunk(2)
+        rows, after = self.lstm(pairs, given)
         return rows, torch.cat(after).transpose(0, 1)
 
     def pairs(self, prompts: Prompts) -> Tensor:
         """[B, k - 2 + L, 2d] pairs of whole sequences."""
         blank = self.config.block - 2  # and the first token's, which no hidden state precedes
-        before = pad(prompts.features[:, :-1], (0, 0, 1 + blank, 0))
+        before = pad(prompts.features[:, :-1], (0, 0, blank + 1, 0))
         return self.fuse(pad(prompts.embeddings, (0, 0, blank, 0)), before)
 
     def read_prompts(self, prompts: Prompts) -> PromptRows:
-        """Make the rows of whole prompts; `summary` [B, 2 LAYERS + k - 1, d] is what later rows need.
+        """Make the rows of whole prompts.
 
-        This is the state of the LSTM, and the last k - 1 rows, which predict once the root is known.
+        `summary` [B, STATE + k - 1, d] is the state of the LSTM after each, and its last k - 1 rows, which
+        predict once the root is known.
         """
         lag = self.config.block - 1
         lengths = [length + lag - 1 for length in prompts.lengths]
-        rows, state = self.run(self.pairs(prompts), None, lengths)
+        made = [
+            self.run(row[None, :length]) for row, length in zip(self.pairs(prompts), lengths, strict=True)
+        ]
+        summary = torch.cat([torch.cat([state, rows[:, -lag:]], 1) for rows, state in made])
+        rows = pad_sequence([rows[0] for rows, _ in made], batch_first=True)
         slot = torch.arange(rows.shape[1], device=rows.device).expand(len(rows), -1)
-        ends = torch.tensor(lengths, device=rows.device)[:, None]
-        last = ends - lag + torch.arange(lag, device=rows.device)
-        source = (slot - lag + 1).where((slot >= lag - 1) & (slot < ends), -1)
-        return PromptRows(rows, lengths, source, slot, torch.cat([state, pick(rows, last)], 1))
+        return PromptRows(rows, lengths, (slot - lag + 1).clamp_min(-1), slot, summary)
