@@ -29,7 +29,7 @@ class ChimeraSession(FeatureSession):
     """
 
     head: ChimeraHead
-    summary: Tensor  # type: ignore[assignment]  # before the prompts are read, which no caller sees
+    summary: Tensor
 
     def propose(self, canvas: Canvas) -> Draft:
         growth, root = self.growth(canvas), canvas.root[:, None]

@@ -45,7 +45,7 @@ class FalconSession(FeatureSession):
     """
 
     head: FalconHead
-    summary: Tensor  # type: ignore[assignment]  # before the prompts are read, which no caller sees
+    summary: Tensor
 
     def propose(self, canvas: Canvas) -> Draft:
         growth, ends = self.growth(canvas), self._read_newest(canvas)
