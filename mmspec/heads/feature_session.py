@@ -161,11 +161,14 @@ class FeatureSession(CachingSession):
 
     def _read(self, features: Tensor, nodes: Nodes) -> Tensor:
         """Read nodes [B, n] after the last committed rows, with features [R, n, d] before each."""
+        embeddings = self.head.embed(self._copied(nodes.tokens), self.target.embed)
+        return self._read_rows(self.head.fuse(embeddings, features, self.summary), nodes)
+
+    def _read_rows(self, rows: Tensor, nodes: Nodes) -> Tensor:
+        """Read rows [R, n, w] of nodes [B, n]; return the head's state [R, n, d] at each."""
         self.passes += 1
         cache, nodes = self.state.cache, nodes.repeat_rows(self.copies)
         cache.begin_score(nodes.slots, nodes.extent)
-        embeddings = self.head.embed(nodes.tokens, self.target.embed)
-        rows = self.head.fuse(embeddings, features, self.summary)
         positions = (cache.lengths + self.state.offset)[:, None] + nodes.depth
         with attention_on_tree(self.head.decoder, self.plain, cache, nodes, self.additive) as mask:
             inputs = {"rows": rows, "positions": positions, "attention_mask": mask}

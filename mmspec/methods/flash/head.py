@@ -36,8 +36,8 @@ class FlashConfig(LlamaLayerConfig):
 
     Other block drafters are settings of this one. `compressor="identity", bias_rank=0` predicts a block from
     the prefix alone, as ParallelSpec does, with a transform for each offset instead of a trained mask token.
-    With `block=2` and deeper trees it is similar to Falcon, block after block, with a fusion of each position
-    instead of an LSTM, whose state would leak between siblings, and without its glancing distillation.
+    With `block=2` and deeper trees it is similar to Falcon, block after block, without an LSTM and without
+    glancing distillation (`falcon` of mmspec-extras has both).
 
     Attributes:
         block: K, tokens predicted in one forward pass.

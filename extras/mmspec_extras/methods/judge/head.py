@@ -5,16 +5,12 @@ Judge Decoding (2501.19309). The folder of a judge holds a config and d + 1 weig
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.errors import CheckpointError
-from mmspec.models.checkpoint import load_checked
-
-__all__ = ["JudgeHead", "JudgeHeadConfig", "read_judge"]
+__all__ = ["JudgeHead", "JudgeHeadConfig"]
 
 
 class JudgeHeadConfig(PreTrainedConfig):
@@ -41,17 +37,3 @@ class JudgeHead(PreTrainedModel):
         """Return log-odds [...] in single precision, from normed final hidden states [..., d]."""
         odds: Tensor = self.layer(hidden.to(self.layer.weight.dtype))[..., 0]
         return odds
-
-
-def read_judge(source: Any, argument: str) -> JudgeHead:
-    """Return a loaded judge, or load one from a folder.
-
-    Raises:
-        CheckpointError: the folder has no judge, or a weight is missing, of another shape, or not finite.
-    """
-    if isinstance(source, JudgeHead):
-        return source
-    if not isinstance(source, str | Path) or not Path(source, "config.json").is_file():
-        raise CheckpointError(argument, source, "must be a folder that `mmspec-extras train-judge` wrote")
-    head: JudgeHead = load_checked(JudgeHead, str(source), argument, "judge")
-    return head

@@ -19,7 +19,8 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
 from mmspec.validation import require_number
-from mmspec_extras.methods.judge.head import JudgeHead, read_judge
+from mmspec_extras.methods.judge.head import JudgeHead
+from mmspec_extras.trained import read_trained
 
 FINAL = -1  # the tap of the last hidden states
 
@@ -55,7 +56,7 @@ class Judge(AcceptanceRule):
     def __post_init__(self) -> None:
         require_number("threshold", self.threshold, 0.0, 1.0, "must be a probability")
         if self.judge is not None:  # an unreadable folder should fail before the target is loaded
-            object.__setattr__(self, "head", read_judge(self.judge, "judge"))
+            object.__setattr__(self, "head", read_trained(JudgeHead, self.judge, "judge", "judge"))
 
     def fit(self, target: Target[Any]) -> Judge:
         if self.head is None:

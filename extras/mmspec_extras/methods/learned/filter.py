@@ -7,16 +7,12 @@ SPOT (2610.22543).
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
 
-from mmspec.errors import CheckpointError
-from mmspec.models.checkpoint import load_checked
-
-__all__ = ["CommitFilter", "CommitFilterConfig", "read_filter"]
+__all__ = ["CommitFilter", "CommitFilterConfig"]
 
 LEAST_DOUBT = 1e-6  # smallest 1 - p that differs from 0; its log-odds are scaled to 1
 
@@ -62,22 +58,6 @@ class CommitFilter(PreTrainedModel):
             whole = whole.logit(eps=LEAST_DOUBT) / -math.log(LEAST_DOUBT)
         logits: Tensor = self.layers(whole)
         return logits[:, : confidence.shape[1]]
-
-
-def read_filter(source: Any, argument: str) -> CommitFilter:
-    """Return a loaded filter, or load one from a folder.
-
-    Raises:
-        CheckpointError: the folder has no filter, or its weights are missing, unused or not finite; the error
-            names `argument`.
-    """
-    if isinstance(source, CommitFilter):
-        source.eval()
-        return source
-    if not isinstance(source, str | Path) or not (Path(source) / "config.json").is_file():
-        raise CheckpointError(argument, source, "must be a folder that `mmspec-extras train-filter` wrote")
-    found: CommitFilter = load_checked(CommitFilter, str(source), argument, "filter")
-    return found
 
 
 AutoConfig.register(CommitFilterConfig.model_type, CommitFilterConfig, exist_ok=True)

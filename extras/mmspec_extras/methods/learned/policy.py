@@ -13,7 +13,8 @@ from mmspec.core.interfaces import Target
 from mmspec.errors import InputError
 from mmspec.places.policies import PlaceRule, Places
 from mmspec.validation import require_number
-from mmspec_extras.methods.learned.filter import CommitFilter, read_filter
+from mmspec_extras.methods.learned.filter import CommitFilter
+from mmspec_extras.trained import read_trained
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Learned(PlaceRule):
         super().__post_init__()
         require_number("threshold", self.threshold, 0.0, 2.0, "must be at least 0")
         if self.filter is not None:  # an unreadable folder should fail before the target is loaded
-            object.__setattr__(self, "model", read_filter(self.filter, "filter"))
+            object.__setattr__(self, "model", read_trained(CommitFilter, self.filter, "filter", "filter"))
 
     def fit(self, target: Target[Any]) -> Learned:
         if self.model is None:

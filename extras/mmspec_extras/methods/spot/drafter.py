@@ -14,7 +14,8 @@ from mmspec.errors import InputError
 from mmspec.methods.freedave.drafter import StatesDrafter, StatesSession
 from mmspec.places.policies import rank
 from mmspec.places.state_walk import StateFill
-from mmspec_extras.methods.learned.filter import read_filter
+from mmspec_extras.methods.learned.filter import CommitFilter
+from mmspec_extras.trained import read_trained
 
 __all__ = ["OrderedStatesDrafter"]
 
@@ -52,7 +53,7 @@ class OrderedStatesDrafter(StatesDrafter):
 
     def __init__(self, head: Any = None, states: int = 8) -> None:
         super().__init__(states)
-        self.head = None if head is None else read_filter(head, "head")
+        self.head = None if head is None else read_trained(CommitFilter, head, "head", "filter")
 
     def fit(self, target: Target[Any]) -> Self:
         fitted = super().fit(target)

@@ -1,0 +1,31 @@
+"""Loading of the networks that `mmspec-extras` trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers import PreTrainedModel
+
+from mmspec.errors import CheckpointError
+from mmspec.models.checkpoint import load_checked
+
+__all__ = ["read_trained"]
+
+Network = TypeVar("Network", bound=PreTrainedModel)
+
+
+def read_trained(kind: type[Network], source: Any, argument: str, what: str) -> Network:
+    """Return a loaded network, or load one from a folder that `mmspec-extras train-{what}` wrote.
+
+    Raises:
+        CheckpointError: the folder has none, or its weights are missing, unused or not finite; the error
+            names `argument`.
+    """
+    if isinstance(source, kind):
+        source.eval()
+        return source
+    if not isinstance(source, str | Path) or not Path(source, "config.json").is_file():
+        raise CheckpointError(argument, source, f"must be a folder that `mmspec-extras train-{what}` wrote")
+    network: Network = load_checked(kind, str(source), argument, what)
+    return network
