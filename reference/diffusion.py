@@ -269,10 +269,12 @@ class DiffusionLoss(nn.Module):
         language = self.vlm.model.language_model
         embedded = language.embed_tokens(layout.tokens)
         is_image = layout.tokens == self.tower.image_token
-        if len(visual):  # each copy of the conversation contains the image of its row
-            copies = int(is_image.sum()) // len(visual)
-            rows = visual.view(len(layout.tokens), 1, -1, visual.shape[-1]).expand(-1, copies, -1, -1)
-            embedded = embedded.masked_scatter(is_image[..., None], rows.to(embedded.dtype))
+        if len(visual):  # a place shows the same part of the image in the conversation and in its copies
+            length = int(layout.places.max()) + 1
+            part = (is_image[:, :length].cumsum(1) - 1).gather(1, layout.places)
+            row, at = is_image.nonzero(as_tuple=True)
+            parts = visual.view(len(is_image), -1, visual.shape[-1])
+            embedded = embedded.index_put((row, at), parts[row, part[row, at]].to(embedded.dtype))
         hidden = language(
             inputs_embeds=embedded,
             attention_mask=layout.sees[:, None],

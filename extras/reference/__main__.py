@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,8 @@ from reference.evaluate import Seed
 from reference.train import LLAMAGEN, BegunWith, Out
 
 train_app = typer.Typer(help="Train models.", no_args_is_help=True)
+DIFFUSION = Path("assets/scenes-diffusion")
+
 evaluate_app = typer.Typer(help="Score models.", no_args_is_help=True)
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(train_app, name="train")
@@ -71,6 +74,28 @@ def clips(
 
     folder = train_clips(out, start=start, frames=frames, **training.plan)
     training.report(folder, "score it: python -m extras.reference evaluate clips")
+
+
+@train_app.command()
+@unpack_options
+def trajectories(
+    out: Out,
+    start: Annotated[Path, typer.Option("--from", help="The trained diffusion model.")] = DIFFUSION,
+    denoising_steps: Annotated[int, typer.Option(min=1, help="Forward passes per block.")] = 2,
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a diffusion model on the states of its own decoding (CJ-GRPO).
+
+    Resumable; writes a transformers folder. By default it takes 30 minutes, with 4 scenes per step.
+
+    Example:
+        python -m extras.reference train trajectories --out my-scenes-diffusion
+    """
+    from extras.reference.trajectories import train_trajectories
+
+    folder = train_trajectories(out, start=start, denoising_steps=denoising_steps, **training.plan)
+    training.report(folder, "score it: python -m reference evaluate diffusion")
 
 
 @evaluate_app.command("clips")
