@@ -60,7 +60,7 @@ class Adapters(DraftingHead):
     def taps(self) -> tuple[int, ...]:
         return ()
 
-    def forward(self, layer: int, states: Tensor) -> Tensor:
+    def repair(self, layer: int, states: Tensor) -> Tensor:
         """Map the output [..., d] of a layer."""
         states, given = states.to(self.dtype), states.dtype
         size = states.square().mean(-1, keepdim=True).add(EPSILON).sqrt()
@@ -83,14 +83,14 @@ class Adapters(DraftingHead):
             def make(own: AnyFunction) -> AnyFunction:
                 def forward(hidden_states: Tensor, *args: object, **kwargs: object) -> Tensor:
                     if gates is not None and gate is None:
-                        return self(index, hidden_states)
+                        return self.repair(index, hidden_states)
                     states = own(hidden_states, *args, **kwargs)
                     if not isinstance(states, Tensor):
                         rule = "returns more than hidden states, which a skipped layer cannot return"
                         raise UnsupportedModelError(f"{type(layer).__name__} {rule}")
                     if gate is not None:
                         states = torch.lerp(hidden_states, states, gate.to(states.dtype))
-                    return self(index, states)
+                    return self.repair(index, states)
 
                 return forward
 

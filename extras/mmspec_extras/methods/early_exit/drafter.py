@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
@@ -181,7 +181,8 @@ class EarlyExitSession(DraftSession):
         copies = self.state.cache.rows // len(tokens)
         with self.layers(exit):
             logits = target.score_nodes(self.state, node.repeat_rows(copies)).logits
-        return self.sampler.guided(logits[:, -1:])
+        guided: Tensor = self.sampler.guided(logits[:, -1:])
+        return guided
 
     def layers(self, exit: int) -> AbstractContextManager[None]:
         """Return a context in which the target runs the layers of an exit alone."""
@@ -210,7 +211,7 @@ class EarlyExitDrafter(SessionDrafter):
 
     kind = DraftKind.COUPLED
     rows_move = True
-    session = EarlyExitSession
+    session: Callable[[Any, PromptBatch], EarlyExitSession] = EarlyExitSession
     exits: tuple[int, ...]
     readers: dict[int, CausalTarget]
     first: dict[int, FirstLayers]

@@ -65,7 +65,7 @@ class FirstLayers:
 
     @property
     def layers(self) -> Sequence[nn.Module]:
-        return stack_of(self._decoder)[1][: self._count]
+        return [*stack_of(self._decoder)[1]][: self._count]
 
     def __call__(self, more: Sequence[Replacement] = ()) -> AbstractContextManager[None]:
         """Return a context in which the decoder runs only its first layers, in this thread.

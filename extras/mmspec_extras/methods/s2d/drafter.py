@@ -36,16 +36,19 @@ class SortedExitsSession(EarlyExitSession):
         return super().propose(canvas)
 
     def read(self, tokens: Tensor) -> Tensor:
-        chosen = is_sure = None
-        for exit in self.drafter.exits:
-            # a deeper exit first reads the tokens that left before it
-            logits = self.score(exit, tokens, tokens.shape[1] - self.has_read(exit))
-            chosen = logits if chosen is None else torch.where(is_sure, chosen, logits)
+        first, *deeper = self.drafter.exits
+        chosen = self.leave(first, tokens)
+        for exit in deeper:
             # decided before a token is drawn, and row by row, so that no row depends on its batch
             is_sure = chosen.softmax(-1).amax(-1, keepdim=True) >= self.drafter.threshold
             if is_sure.all():
                 break
+            chosen = torch.where(is_sure, chosen, self.leave(exit, tokens))
         return chosen
+
+    def leave(self, exit: int, tokens: Tensor) -> Tensor:
+        """Return the logits of an exit, whose layers first read the tokens that left before it."""
+        return self.score(exit, tokens, tokens.shape[1] - self.has_read(exit))
 
     def has_read(self, exit: int) -> int:
         """Number of tokens of the chain that the layers of an exit have read."""
