@@ -104,6 +104,7 @@ def words(
     out: Out,
     minutes: Annotated[float, typer.Option(min=0.1, help="Duration in minutes.")] = 10.0,
     alphabet: Annotated[str, typer.Option(help="The characters of the words.")] = CPPDConfig.alphabet,
+    longest: Annotated[int, typer.Option(min=1, max=25, help="Characters of the longest words.")] = 10,
     hidden_size: Annotated[int, typer.Option(min=4, help="Width of the model.")] = 128,
 ) -> None:
     """Train CPPD on rendered random words, and score it on held-out ones.
@@ -113,7 +114,8 @@ def words(
     """
     from extras.reference.words import train_words
 
-    folder = train_words(out, minutes=minutes, alphabet=alphabet, hidden_size=hidden_size)
+    shape: dict[str, Any] = {"alphabet": alphabet, "longest": longest, "hidden_size": hidden_size}
+    folder = train_words(out, minutes=minutes, **shape)
     print_result({"folder": str(folder)}, f"wrote {folder}", False)
 
 

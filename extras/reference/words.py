@@ -45,6 +45,7 @@ def train_words(
     *,
     minutes: float = 10.0,
     alphabet: str = CPPDConfig.alphabet,
+    longest: int = LONGEST,
     hidden_size: int = 128,
     batch_size: int = 32,
     rate: float = 1e-3,
@@ -55,6 +56,7 @@ def train_words(
         out: the folder to write.
         minutes: duration.
         alphabet, hidden_size: of the model.
+        longest: number of characters of the longest words.
         batch_size: words per step, new ones in each.
         rate: largest learning rate; it falls to zero.
     """
@@ -66,7 +68,7 @@ def train_words(
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / 100) * (1 - done)
         seeds = range(TRAINING_SEEDS + step * batch_size, TRAINING_SEEDS + (step + 1) * batch_size)
-        words = [sample_word(seed, model.config.alphabet) for seed in seeds]
+        words = [sample_word(seed, alphabet, longest) for seed in seeds]
         lines = [render_word(word, seed) for word, seed in zip(words, seeds, strict=True)]
         optimizer.zero_grad()
         model.loss(pixels_of(lines), words).backward()
@@ -74,14 +76,15 @@ def train_words(
         step, done = step + 1, (time.monotonic() - began) / 60 / minutes
     model.eval().save_pretrained(out)
     write_record(
-        Path(out), {"steps": step, "batch_size": batch_size, "minutes": minutes, "right": score_words(model)}
+        Path(out),
+        {"steps": step, "batch_size": batch_size, "minutes": minutes, "right": score_words(model, longest)},
     )
     return Path(out)
 
 
-def score_words(model: CPPD, words: int = 200) -> float:
+def score_words(model: CPPD, longest: int = LONGEST, words: int = 200) -> float:
     """Return the share of held-out words that are read right in every character."""
-    asked = [sample_word(seed, model.config.alphabet) for seed in range(words)]
+    asked = [sample_word(seed, model.config.alphabet, longest) for seed in range(words)]
     lines = [render_word(word, seed) for seed, word in enumerate(asked)]
     found = model.recognise(lines)
     return sum(one == other for one, other in zip(found, asked, strict=True)) / words
