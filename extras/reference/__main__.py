@@ -12,6 +12,7 @@ from mmspec.cli.console import print_result
 from mmspec.cli.options import AsJson, Model, unpack_options
 from mmspec.cli.train import TrainingOptions
 from mmspec.errors import InputError
+from mmspec_extras.cppd import CPPDConfig
 from reference.evaluate import Seed
 from reference.train import LLAMAGEN, BegunWith, Out
 
@@ -96,6 +97,51 @@ def trajectories(
 
     folder = train_trajectories(out, start=start, denoising_steps=denoising_steps, **training.plan)
     training.report(folder, "score it: python -m reference evaluate diffusion")
+
+
+@train_app.command()
+@unpack_options
+def axial(
+    out: Out,
+    start: BegunWith = LLAMAGEN,
+    outer_layers: Annotated[int, typer.Option(min=1, help="Layers that run once per row.")] = 6,
+    inner_layers: Annotated[int, typer.Option(min=1, help="Layers that run once per token.")] = 2,
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train an axial transformer: an outer stack over rows, an inner one within a row.
+
+    Resumable; writes a folder with transformer, text encoder, tokenizer and
+    image tokenizer. By default it takes 30 minutes, in batches of 16.
+
+    Example:
+        python -m extras.reference train axial --from assets/scenes-llamagen --out my-scenes-axial
+    """
+    from extras.reference.axial import train_axial
+
+    layers = {"outer_layers": outer_layers, "inner_layers": inner_layers}
+    folder = train_axial(out, start=start, **layers, **training.plan)
+    training.report(folder, "score it: python -m reference evaluate image")
+
+
+@train_app.command()
+def words(
+    out: Out,
+    minutes: Annotated[float, typer.Option(min=0.1, help="Duration in minutes.")] = 10.0,
+    alphabet: Annotated[str, typer.Option(help="The characters of the words.")] = CPPDConfig.alphabet,
+    longest: Annotated[int, typer.Option(min=1, max=25, help="Characters of the longest words.")] = 10,
+    hidden_size: Annotated[int, typer.Option(min=4, help="Width of the model.")] = 128,
+) -> None:
+    """Train CPPD on rendered random words, and score it on held-out ones.
+
+    Example:
+        python -m extras.reference train words --out my-cppd
+    """
+    from extras.reference.words import train_words
+
+    shape: dict[str, Any] = {"alphabet": alphabet, "longest": longest, "hidden_size": hidden_size}
+    folder = train_words(out, minutes=minutes, **shape)
+    print_result({"folder": str(folder)}, f"wrote {folder}", False)
 
 
 @evaluate_app.command("clips")

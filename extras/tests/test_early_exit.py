@@ -157,7 +157,7 @@ def test_what_has_no_such_exit_is_refused() -> None:
             EarlyExitDrafter(bad)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"layers.*between 1 and 4"):
         EarlyExitDrafter(5).fit(target())
-    with pytest.raises(InputError, match="early_exit"):
+    with pytest.raises(InputError, match="recurrent"):
         EarlyExitDrafter().fit(CausalTarget(tiny_qwen3_5()))
 
 

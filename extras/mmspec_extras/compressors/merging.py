@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from mmspec.compressors.interface import Compressor, check_tokens
 from mmspec.visual_tokens.tokens import VisualTokens
-from mmspec_extras.compressors.similarity import merge_vectors, most_similar
 
 __all__ = ["Merging", "merge_once"]
 
@@ -29,8 +29,11 @@ def merge_once(images: VisualTokens, weights: Tensor, tokens: int) -> tuple[Visu
     left = max(tokens, -(-images.mask.shape[1] // 2))
     with torch.no_grad():
         even, odd = images.features[:, 0::2], images.features[:, 1::2]
-        similarity, partner = most_similar(even, odd, images.mask[:, 1::2])
-        similarity = similarity.where(images.mask[:, 0::2], float("-inf"))
+        unit = [
+            normalize(each.to(torch.promote_types(each.dtype, torch.float32)), dim=-1) for each in (even, odd)
+        ]
+        both = images.mask[:, 0::2, None] & images.mask[:, None, 1::2]
+        similarity, partner = (unit[0] @ unit[1].mT).masked_fill(~both, float("-inf")).max(-1)
         order = similarity.argsort(dim=-1, descending=True, stable=True)
         rank = order.argsort(-1)  # among the pairs
         count = images.mask.sum(-1, keepdim=True)
@@ -43,6 +46,30 @@ def merge_once(images: VisualTokens, weights: Tensor, tokens: int) -> tuple[Visu
         boxes, total = merge_vectors(images.boxes, weights, target, left)
     features, _ = merge_vectors(images.features, weights, target, left)
     return VisualTokens(features, total > 0, boxes), total
+
+
+def merge_vectors(values: Tensor, weights: Tensor, target: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the weighted means of the vectors that are merged into the same slot.
+
+    Args:
+        values: [P, N, d].
+        weights: [P, N] float32, positive.
+        target: [P, N] int64 slot of each vector, from 0 to count - 1; -1 for none.
+        count: number of slots, C.
+
+    Returns:
+        mean: [P, C, d]; zero where nothing was merged.
+        total: [P, C] float32 sums of the weights.
+    """
+    precise = torch.promote_types(values.dtype, torch.float32)
+    kept = target >= 0
+    slot, weight = target.where(kept, 0), weights.where(kept, 0.0)
+    total = torch.zeros_like(weights[:, :1]).expand(-1, count).scatter_add(1, slot, weight)
+    share = (weight / total.gather(1, slot).where(kept, 1.0)).to(precise)
+    parts = (share[..., None] * values.to(precise)).where(kept[..., None], 0.0)
+    mean = values.new_zeros(len(values), count, values.shape[-1], dtype=precise)
+    mean = mean.scatter_add(1, slot[..., None].expand_as(values), parts)
+    return mean.to(values.dtype), total
 
 
 class Merging(Compressor):

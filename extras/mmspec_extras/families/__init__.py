@@ -1,5 +1,5 @@
 """Model families, one per folder; the entry point `mmspec.families` names their records."""
 
-from mmspec_extras.families import ctf, nbp, nfig, xlnet
+from mmspec_extras.families import axial, ctf, nbp, nfig, xlnet
 
-FAMILIES = (*ctf.FAMILIES, *nbp.FAMILIES, *nfig.FAMILIES, *xlnet.FAMILIES)
+FAMILIES = (*axial.FAMILIES, *ctf.FAMILIES, *nbp.FAMILIES, *nfig.FAMILIES, *xlnet.FAMILIES)

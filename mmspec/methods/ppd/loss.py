@@ -50,7 +50,7 @@ class PromptTokensLoss(LevelLoss):
         head.embeddings.copy_(words.mean(0) + 0.1 * words.std() * torch.randn_like(head.embeddings))
 
     def judge(self, batch: DrafterBatch) -> tuple[Tensor, Goals, Tensor, Tensor]:
-        target, probes = self.target, len(self.head.embeddings)
+        target, probes = self.target, self.probes
         learnt = pad_sequence([example.learnt for example in batch.examples], batch_first=True)
         rows, length = learnt.shape
         pairs = learnt_pairs(learnt, probes)
@@ -74,12 +74,23 @@ class PromptTokensLoss(LevelLoss):
             # nothing is committed: each node lists the tokens of the sequence that it sees
             state.cache.lengths.zero_()
             state.cache.longest = 0
-            self.put_probes(state, read, root)
-            logits = target.score_nodes(state, nodes_at(root, probes, length, target.vocabulary)).logits
+            logits = self.score(batch, state, read, root, nodes_at(root, probes, length, target.vocabulary))
         states = pad_sequence([hidden[0] for hidden in read.taps[HIDDEN]], batch_first=True)
         place = row.repeat_interleave(cuts, 0), ahead.flatten(0, 1)
         goals = Goals.of(target, states, place, counted.flatten(0, 1))
         return logits.view(-1, probes, logits.shape[-1]), goals, counted.flatten(0, 1), goals.known[goals.at]
+
+    @property
+    def probes(self) -> int:
+        """Number of nodes after each cut."""
+        return len(self.head.embeddings)
+
+    def score(
+        self, batch: DrafterBatch, state: CausalState, read: PromptOutput, root: Tensor, nodes: Nodes
+    ) -> Tensor:
+        """Return the logits [B, C * n, V] at the nodes after each cut; see `put_probes`."""
+        self.put_probes(state, read, root)
+        return self.target.score_nodes(state, nodes).logits
 
     def put_probes(self, state: CausalState, read: PromptOutput, root: Tensor) -> None:
         """Set what the target reads at the prompt tokens, which follow the token before each root [B, C].

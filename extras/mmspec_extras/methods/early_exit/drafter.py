@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -145,8 +146,7 @@ class EarlyExitSession(DraftSession):
         growth = TreeGrowth(chain_of(self.length, self.drafter.stop_below), canvas.root, draws)
         tokens = canvas.root[:, None]
         while True:
-            logits = self.sampler.guided(self._read(tokens))
-            growth.grow(self.sampler.warp(logits).log_softmax(-1))
+            growth.grow(self.sampler.warp(self.read(tokens)).log_softmax(-1))
             if growth.is_grown:
                 self.drafted = growth.level
                 return growth.draft()[0]
@@ -161,16 +161,32 @@ class EarlyExitSession(DraftSession):
         self.exit, self.length = rates.choose(self.drafter.num_draft_tokens)
         self.lengths = list(canvas.output_lengths)
 
-    def _read(self, tokens: Tensor) -> Tensor:
-        """Run the first layers on the last token of chains [B, n]; return logits [B or 2B, 1, V] after it."""
+    def read(self, tokens: Tensor) -> Tensor:
+        """Return guided logits [B, 1, V] after chains [B, n], whose other tokens were read before."""
+        return self.score(self.exit, tokens)
+
+    def score(self, exit: int, tokens: Tensor, count: int = 1) -> Tensor:
+        """Run the first layers on the last tokens of chains [B, n]; return guided logits [B, 1, V].
+
+        Args:
+            exit: number of layers.
+            tokens: the chains.
+            count: number of last tokens that these layers have not read.
+        """
         self.passes += 1
-        target, chain = self.drafter.readers[self.exit], Tree.chain(tokens, DraftKind.COUPLED).nodes
-        last, visible = tokens[:, -1:], chain.visible[:, -1:]
+        target, chain = self.drafter.readers[exit], Tree.chain(tokens, DraftKind.COUPLED).nodes
+        last, visible = tokens[:, -count:], chain.visible[:, -count:]
         # slots after the committed tokens, whose length stays: verification writes all these slots again
-        node = replace(chain, tokens=last, slots=chain.slots[:, -1:], visible=visible)
+        node = replace(chain, tokens=last, slots=chain.slots[:, -count:], visible=visible)
         copies = self.state.cache.rows // len(tokens)
-        with self.drafter.first[self.exit]():
-            return target.score_nodes(self.state, node.repeat_rows(copies)).logits
+        with self.layers(exit):
+            logits = target.score_nodes(self.state, node.repeat_rows(copies)).logits
+        guided: Tensor = self.sampler.guided(logits[:, -1:])
+        return guided
+
+    def layers(self, exit: int) -> AbstractContextManager[None]:
+        """Return a context in which the target runs the layers of an exit alone."""
+        return self.drafter.first[exit]()
 
 
 class EarlyExitDrafter(SessionDrafter):
@@ -195,7 +211,7 @@ class EarlyExitDrafter(SessionDrafter):
 
     kind = DraftKind.COUPLED
     rows_move = True
-    session = EarlyExitSession
+    session: Callable[[Any, PromptBatch], EarlyExitSession] = EarlyExitSession
     exits: tuple[int, ...]
     readers: dict[int, CausalTarget]
     first: dict[int, FirstLayers]
@@ -218,18 +234,20 @@ class EarlyExitDrafter(SessionDrafter):
         cautious.stop_below = probability
         return cautious
 
-    def fit(self, target: Target[Any]) -> EarlyExitDrafter:
-        if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
-            rule = "needs a causal decoder of tokens, without recurrent layers"
-            raise InputError("accelerator", "early_exit", rule)
+    def exits_of(self, most: int) -> tuple[int, ...]:
+        """Return the numbers of layers that may draft, of a target with `most` layers."""
         if isinstance(self.layers, str):
-            exits = tuple(sorted({max(1, most * part // PARTS) for part in range(1, PARTS)}))
-        elif self.layers <= most:
-            exits = (self.layers,)
-        else:
-            raise InputError(
-                "layers", self.layers, f"must be 'auto' or between 1 and {most}, the layers of this model"
-            )
+            return tuple(sorted({max(1, most * part // PARTS) for part in range(1, PARTS)}))
+        if self.layers > most:
+            rule = f"must be 'auto' or between 1 and {most}, the layers of this model"
+            raise InputError("layers", self.layers, rule)
+        return (self.layers,)
+
+    def fit(self, target: Target[Any]) -> Self:
+        if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
+            rule = "must have a causal decoder of tokens, without recurrent layers, to draft with some layers"
+            raise InputError("model", type(target).__name__, rule)
+        exits = self.exits_of(most)
         fitted = copy.copy(self)
         fitted.exits, fitted.readers = exits, {exit: copy.copy(target) for exit in exits}
         fitted.first = {exit: FirstLayers(target.model, exit) for exit in exits}

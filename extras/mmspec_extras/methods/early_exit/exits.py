@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -63,9 +63,17 @@ class FirstLayers:
         self._switch = Switch(self._decoder, self._decoder.forward)
         self._forward: Callable[..., Any] | None = None
 
-    def __call__(self) -> AbstractContextManager[None]:
-        """Return a context in which the decoder runs only its first layers, in this thread."""
-        return replaced_forwards([Replacement(self._decoder, self._cut, self._switch)])
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return [*stack_of(self._decoder)[1]][: self._count]
+
+    def __call__(self, more: Sequence[Replacement] = ()) -> AbstractContextManager[None]:
+        """Return a context in which the decoder runs only its first layers, in this thread.
+
+        Args:
+            more: further replacements in the context, such as of the `forward` of some layers.
+        """
+        return replaced_forwards([Replacement(self._decoder, self._cut, self._switch), *more])
 
     def _cut(self, own: Callable[..., Any]) -> Callable[..., Any]:
         """Rebind the decoder's current forward method to a copy with only the first layers."""

@@ -1,0 +1,31 @@
+"""Sorted fine-tuning of nested exits (S2D, 2407.01955): each step trains one of them."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+from mmspec.core.interfaces import PromptOutput
+from mmspec.training.data.sequences import DrafterBatch
+from mmspec_extras.methods.early_exit.exits import FirstLayers
+from mmspec_extras.methods.early_exit.loss import LayersLoss
+from mmspec_extras.methods.s2d.head import SortedExits
+
+__all__ = ["SortedExitsLoss"]
+
+
+class SortedExitsLoss(LayersLoss):
+    """The loss of an exit that is drawn in each step; in the mean, that of all exits.
+
+    Args:
+        cuts, discount, length: see `LayersLoss`.
+    """
+
+    head: SortedExits
+
+    def layers(self, batch: DrafterBatch, read: PromptOutput) -> AbstractContextManager[None]:
+        exits, noise = self.head.config.exits, torch.Generator().manual_seed(batch.seed)
+        exit = exits[int(torch.randint(len(exits), (), generator=noise))]
+        first = FirstLayers(self.target.model, exit)
+        return first(self.head.beside(first.layers))
