@@ -55,14 +55,19 @@ def is_speech_model(config: PreTrainedConfig) -> bool:
     return bool(config.is_encoder_decoder) and type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
 
 
-def segments_of(chunks: Sequence[Json]) -> list[Segment]:
-    """Make segments of the chunks of a pipeline; one without a start begins where the last one ends."""
+def segments_of(chunks: Sequence[Json], seconds: float) -> list[Segment]:
+    """Make segments of the chunks of transformers' pipeline, and complete times that were not predicted.
+
+    Args:
+        chunks: parts of the transcript.
+        seconds: length of the recording, where a segment without an end ends.
+    """
     found: list[Segment] = []
     for chunk in chunks:
         start, end = chunk["timestamp"]
         if start is None:
-            start = found[-1].end or found[-1].start if found else 0.0
-        found.append(Segment(start, end, chunk["text"]))
+            start = found[-1].end if found else 0.0
+        found.append(Segment(start, max(start, seconds) if end is None else end, chunk["text"]))
     return found
 
 
@@ -177,7 +182,10 @@ class SpeechPipeline(MMSpecPipeline):
         stats.accelerator, stats.exactness = self.accelerator.name, self.accelerator.exactness
         ordered = [found[index] for index in range(len(recordings))]
         texts = [one["text"] for one in ordered]
-        segments = [segments_of(one["chunks"]) if return_timestamps else [] for one in ordered]
+        segments = [
+            segments_of(one["chunks"], len(samples) / rate) if return_timestamps else []
+            for one, samples in zip(ordered, recordings, strict=True)
+        ]
         output = SpeechOutput(texts, segments, stats, [one["tokens"] for one in ordered])
         return output if return_dict else (output.text,)
 

@@ -74,7 +74,11 @@ def test_whisper_reads_long_recordings_beside_short_ones(whisper: SpeechPipeline
         output = whisper([(samples, RATE) for samples in sounds], batch_size=4, return_timestamps=timed)
         assert output.text == [one["text"] for one in plain] and len(set(output.text)) == 4
         times = [[(each.start, each.end) for each in row] for row in output.segments]
-        assert times == [[chunk["timestamp"] for chunk in one["chunks"]] if timed else [] for one in plain]
+        chunks = [one["chunks"] if timed else [] for one in plain]
+        assert times == [
+            [(each.start, each.end) for each in segments_of(row, len(samples) / RATE)]
+            for row, samples in zip(chunks, sounds, strict=True)
+        ]
     assert len(times[0]) > 1
 
 
@@ -88,9 +92,11 @@ def test_a_prompt_leaves_room_for_the_output(whisper: SpeechPipeline) -> None:
         whisper((TONES[0], RATE), max_new_tokens=63)
 
 
-def test_segments_without_a_start_begin_where_the_last_one_ends() -> None:
+def test_times_that_were_not_predicted_are_completed() -> None:
     chunks = [{"timestamp": times, "text": ""} for times in ((None, 1.0), (1.5, 2.0), (None, None))]
-    assert [(each.start, each.end) for each in segments_of(chunks)] == [(0.0, 1.0), (1.5, 2.0), (2.0, None)]
+    for seconds, last in ((2.5, 2.5), (1.9, 2.0)):
+        found = [(each.start, each.end) for each in segments_of(chunks, seconds)]
+        assert found == [(0.0, 1.0), (1.5, 2.0), (2.0, last)]
 
 
 def test_sampling_is_repeatable_and_follows_settings(pipe: SpeechPipeline) -> None:
