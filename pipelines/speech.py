@@ -213,7 +213,7 @@ class SpeechPipeline(MMSpecPipeline):
             if not getattr(self.model.generation_config, "is_multilingual", name in accepted):
                 rule = f"must be None; {type(self.model).__name__} of this checkpoint has one language"
                 raise InputError(name, value, rule)
-        tokens = settings.get("max_new_tokens")
+        tokens: Any = settings.get("max_new_tokens")
         if tokens is not None and (not is_integer(tokens) or tokens < 1):
             raise InputError("max_new_tokens", tokens, "must be an integer of at least 1")
         if prompt:  # a client of the server may send an empty one
@@ -223,7 +223,8 @@ class SpeechPipeline(MMSpecPipeline):
             if not isinstance(prompt, str):
                 raise InputError("prompt", prompt, "must be a string")
             given["prompt_ids"] = self.processor.get_prompt_ids(prompt, return_tensors="pt").to(self.device)
-        given |= self._room(tokens, len(given.get("prompt_ids", ())))
+        ids: Any = given.get("prompt_ids", ())
+        given |= self._room(tokens, len(ids))
         return {**settings, **given}
 
     def _room(self, tokens: int | None, prompt_tokens: int) -> Keywords:
