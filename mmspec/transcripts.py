@@ -12,10 +12,10 @@ __all__ = ["TIMED", "Segment", "TranscriptFormat", "write_transcript"]
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of a transcript with its times in seconds; `end` is None where the speech was cut off."""
+    """A part of a transcript with its times in seconds."""
 
     start: float
-    end: float | None
+    end: float
     text: str
 
 
@@ -47,8 +47,7 @@ def write_transcript(text: str, segments: Sequence[Segment], form: TranscriptFor
     point = "," if is_srt else "."
     blocks = [] if is_srt else ["WEBVTT"]
     for number, segment in enumerate(segments, 1):
-        end = segment.start if segment.end is None else segment.end
-        times = f"{clock(segment.start, point)} --> {clock(end, point)}"
+        times = f"{clock(segment.start, point)} --> {clock(segment.end, point)}"
         blocks.append("\n".join([*[str(number)] * is_srt, times, segment.text.strip()]))
     return "\n\n".join(blocks)
 

@@ -121,10 +121,14 @@ def make_loop(
         **model_kwargs: object,
     ) -> Generated:
         given = arguments_of_generate()
-        if not passes_on:
-            check_arguments(model, generation_config, given)
         how = logits_processor, stopping_criteria, generation_config, streamer or given.get("streamer")
         called = GenerateCall(model, input_ids, *how, model_kwargs, given)
+        try:  # the `generate` of Whisper asks for more than its caller did
+            check_arguments(model, generation_config, given)
+        except InputError as error:
+            if not passes_on or called.by_blocks:
+                raise
+            return called.passed_on(error)
         if plain := decode_plainly(called, seed):
             keep(plain[1])
             return plain[0]

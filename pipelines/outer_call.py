@@ -38,6 +38,11 @@ class OuterCall(ABC, Generic[Output]):
     def by_owner(self) -> Output:
         """Decode by the owner's loop."""
 
+    def passed_on(self, reason: Exception) -> Output:
+        """Decode by the owner's loop, and log the reason."""
+        logger.info("passed on to %s: %s", self.owner, reason)
+        return self.by_owner()
+
     def decode(
         self, method: FoundMethod, seed: int | None, keep: Callable[[DecodingStats], None], passes_on: bool
     ) -> Output:
@@ -58,8 +63,7 @@ class OuterCall(ABC, Generic[Output]):
         except (InputError, UnsupportedModelError) as error:
             if not passes_on:
                 raise
-            logger.info("passed on to %s: %s", self.owner, error)
-            return self.by_owner()
+            return self.passed_on(error)
         output = self.carry_out(call)
         keep(call.stats)
         return output

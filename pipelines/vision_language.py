@@ -45,6 +45,7 @@ from mmspec.targets.admission import check_reach
 from mmspec.targets.encoder_decoder import prompt_of
 
 EXAMPLE: Keywords = {"max_new_tokens": 64, "seed": 0}  # of the calls that are compiled
+NO_TOKENS = "must have at least one token; add some text"  # rule for prompts
 
 
 class VisionLanguagePipeline(MMSpecPipeline):
@@ -239,6 +240,11 @@ class VisionLanguagePipeline(MMSpecPipeline):
         prompts = read_prompts(prompt, media, **reading)
         for row in prompts:
             self._check_media(row.media())
+            if self._reads_documents and row.text is None:
+                rule = (
+                    f"must be a string, the whole prompt, or a list of these for {type(self.model).__name__}"
+                )
+                raise InputError("prompt", prompt, rule)
             if self._reads_documents and len(row.images) != 1:
                 rule = f"must have one image for each prompt of {type(self.model).__name__}"
                 raise InputError("images", f"{len(row.images)} images", rule)
@@ -262,7 +268,7 @@ class VisionLanguagePipeline(MMSpecPipeline):
         prompted = [row for request in requests for row in (request.inputs, request.negative_inputs) if row]
         lengths = [inputs["input_ids"].shape[1] for inputs in prompted]
         if 0 in lengths:
-            raise InputError("prompt", "", "must have at least one token; add some text")
+            raise InputError("prompt", "", NO_TOKENS)
         config = self.model.config.get_text_config(decoder=True)
         positions = getattr(config, "max_position_embeddings", None)
         positions = None if positions == -1 else positions  # XLNet has no limit
@@ -364,6 +370,8 @@ class VisionLanguagePipeline(MMSpecPipeline):
         encoded = processor(images=images, return_tensors="pt")
         if text:
             ids = tokenizer_of(processor)(text, add_special_tokens=False, return_tensors="pt")["input_ids"]
+            if not ids.shape[1]:
+                raise InputError("prompt", text, NO_TOKENS)
             encoded["decoder_input_ids"] = ids
         return self._tensors(encoded)
 

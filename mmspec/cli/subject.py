@@ -52,7 +52,8 @@ class Question:
         str | None,
         typer.Option(
             help="Prompts in a known format: Spec-Bench, MMSpec, COCO captions, Parti, GenEval, DrawBench; "
-            "or JSON, a table, or text with one prompt per line. For speech models JSONL with audio and text."
+            "or JSON, a table, or text with one prompt per line. For speech models, JSONL with audio (path) "
+            "and text (its words)."
         ),
     ] = None
     task: Annotated[

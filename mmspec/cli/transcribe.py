@@ -33,7 +33,8 @@ def transcribe(
         TranscriptFormat.TEXT
     ),
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="Find the times of segments; srt and vtt always have them.")
+        bool,
+        typer.Option("--timestamps", help="Add the times of segments to JSON; srt and vtt always have them."),
     ] = False,
     language: Annotated[
         str | None, typer.Option(help="Language of the speech, for multilingual models.")
@@ -42,7 +43,7 @@ def transcribe(
         bool, typer.Option("--translate", help="Translate to English, for multilingual models.")
     ] = False,
     prompt: Annotated[
-        str | None, typer.Option(help="Text before the recording, for names and style (Whisper).")
+        str | None, typer.Option(help="Text that shows the spelling of names and the style (Whisper).")
     ] = None,
     compare: Annotated[
         bool,
@@ -50,7 +51,7 @@ def transcribe(
     ] = False,
     reference: Annotated[
         Path | None,
-        typer.Option(help="Text file with the words of the only recording, for the word error rate."),
+        typer.Option(help="Text file with the words of the recording, for its word error rate."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for one file per recording.")] = None,
     *,
@@ -135,8 +136,8 @@ def check_recordings(recordings: Sequence[str], files: Sequence[Path | None]) ->
         files: the files of their transcripts, or None.
 
     Raises:
-        InputError: two recordings have the same file.
-        MediaError: a local file cannot be read or has an unsupported format.
+        InputError: a local file does not exist, or two recordings have the same transcript file.
+        MediaError: a local file cannot be read, or has an unsupported format.
     """
     from mmspec.media import read_audio_file
 
@@ -146,6 +147,8 @@ def check_recordings(recordings: Sequence[str], files: Sequence[Path | None]) ->
             rule = f"needs recordings of different names; {first[file]} has the same file {file}"
             raise InputError("--out", path, rule)
         if "://" not in path:
+            if not Path(path).exists():
+                raise InputError("AUDIO", path, "must be a file or a URL; there is no such file")
             read_audio_file(path, argument=path)
 
 

@@ -125,7 +125,7 @@ def _mono(samples: Any, argument: str) -> np.ndarray:
     elif np.issubdtype(array.dtype, np.floating):
         scale = 1.0
     else:
-        raise MediaError(argument, array.dtype, "must have samples that are floats or signed integers")
+        raise MediaError(argument, str(array.dtype), "must have samples that are floats or signed integers")
     if array.ndim == 2:
         array = array.mean(axis=int(array.shape[0] > array.shape[1]), dtype=np.float64)
     mono = (array / scale).astype(np.float32)

@@ -116,6 +116,8 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
         data = bytes(source)
     else:
         found = "None" if source is None else f"an object of class {type(source).__name__}"
+        if isinstance(source, Mapping):
+            found = f"a dict with the keys {', '.join(map(repr, source))}"
         raise MediaError(argument, Described(found), f"{_ACCEPTED}, or {_ARRAYS[kind]}")
     if not data:
         raise MediaError(argument, Described("0 bytes"), "must not be empty")

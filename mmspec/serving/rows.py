@@ -207,8 +207,8 @@ class WholeCalls:
     def free(self) -> int:
         return self._rows - len(self._calls)
 
-    def enter(self, prompt: Any, **settings: Any) -> tuple[int, int]:
-        self._count += 1
+    def enter(self, prompt: Any, /, **settings: Any) -> tuple[int, int]:
+        self._count += 1  # `settings` of a transcript may have a prompt too
         self._calls[self._count] = prompt, settings
         return self._count, 0
 

@@ -154,7 +154,7 @@ IMAGES = [
       for i, thing in enumerate(NOT_SOURCES)],
     Row(19, "empty list", lambda folder: load_images([]), "images", ("at least one image",)),
     Row(19, "list in a list", lambda folder: load_images([noise(), [noise()]]), "images[1]", ("class list",)),
-    Row(19, "dictionary in place of a list", lambda folder: load_images({"a": 1}), "images", ("class dict",)),
+    Row(19, "dictionary in place of a list", lambda folder: load_images({"a": 1}), "images", ("keys 'a'",)),
     image(19, "base64 that is cut", lambda folder: base64.b64encode(PNG).decode()[:-3], "valid base64"),
     image(19, "no base64", {"base64": "/etc/hostname!"}, "valid base64"),
     image(19, "dict of two images", {"path": "a.png", "url": "b.png"}, "one of the keys bytes, base64"),

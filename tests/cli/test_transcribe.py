@@ -54,11 +54,11 @@ def test_files_in_a_folder(folder: Path) -> None:
 
 
 def test_formats_with_times() -> None:
-    segments = [Segment(0.0, 2.5, " Hello there."), Segment(3661.042, None, " Bye.")]
+    segments = [Segment(0.0, 2.5, " Hello there."), Segment(3661.042, 3662.0, " Bye.")]
     srt = write_transcript("", segments, TranscriptFormat.SRT)
     assert srt.split("\n\n") == [
         "1\n00:00:00,000 --> 00:00:02,500\nHello there.",
-        "2\n01:01:01,042 --> 01:01:01,042\nBye.",
+        "2\n01:01:01,042 --> 01:01:02,000\nBye.",
     ]
     vtt = write_transcript("", segments, TranscriptFormat.VTT)
     assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:02.500\nHello there.\n\n01:01:01.042")
@@ -83,6 +83,8 @@ def test_recordings_are_checked_before_the_model(folder: Path) -> None:
     other.write_bytes(b"<html>")
     code, text = transcribe("no-model", folder / "low.wav", other)
     assert code != 0 and f"{other} must be a file in one of the formats" in text
+    code, text = transcribe("no-model", folder / "none.wav")
+    assert code != 0 and "AUDIO must be a file or a URL; there is no such file" in text
     code, text = transcribe("no-model", folder / "low.wav", other, "--out", folder)
     assert code != 0 and f"--out needs recordings of different names; {folder / 'low.wav'} has" in text
 

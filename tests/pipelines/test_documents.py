@@ -95,8 +95,8 @@ def test_a_saved_reader_streams_and_takes_rows_while_it_decodes(answered: Answer
     [
         ("", None, "images must have one image for each prompt of "),
         ("", IMAGES, "images must have one image for each prompt of "),
-        ([{"role": "user", "content": "What is the text?"}], IMAGES[:1], "has no chat template"),
-        ([5, 6], None, "images must have one image for each prompt of "),
+        ([{"role": "user", "content": "What is the text?"}], IMAGES[:1], "prompt must be a string"),
+        ([5, 6], IMAGES[0], "prompt must be a string"),
     ],
 )
 def test_what_is_refused(answered: Answered, prompt: Any, images: Any, expected: str) -> None:
@@ -104,3 +104,11 @@ def test_what_is_refused(answered: Answered, prompt: Any, images: Any, expected:
     pipe = VisionLanguagePipeline(reader.model, reader.processor)
     with pytest.raises(InputError, match=expected):
         pipe(prompt, images=images)
+
+
+def test_a_prompt_without_tokens_is_refused(answered: Answered) -> None:
+    reader, _ = answered
+    pipe = VisionLanguagePipeline(reader.model, reader.processor)
+    if reader.model.main_input_name == "pixel_values":  # Florence-2 adds tokens of its own
+        with pytest.raises(InputError, match="prompt must have at least one token"):
+            pipe("~", images=IMAGES[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import pipeline
@@ -12,8 +13,9 @@ from transformers import pipeline
 import mmspec
 from mmspec import MMSpecPipeline, SpeechPipeline
 from mmspec.errors import InputError, MediaError
+from mmspec.pipelines.speech import segments_of
 from tests.media.files import sound, tone
-from tests.tiny_models.speech import tiny_speech_model
+from tests.tiny_models.speech import tiny_speech_model, tiny_whisper_with_times
 
 RATE = 16_000
 GREEDY = {"num_beams": 1}  # the default of transformers' pipeline is a beam search, which has no drafts
@@ -23,6 +25,11 @@ TONES = [tone(seconds=seconds, hertz=hertz) for seconds, hertz in ((0.5, 440), (
 @pytest.fixture(scope="module")
 def pipe() -> SpeechPipeline:
     return SpeechPipeline(*tiny_speech_model())
+
+
+@pytest.fixture(scope="module")
+def whisper() -> SpeechPipeline:
+    return SpeechPipeline(*tiny_whisper_with_times(), "copy")
 
 
 def recognizer_of(pipe: SpeechPipeline) -> Any:
@@ -51,6 +58,45 @@ def test_transcripts_equal_generate(pipe: SpeechPipeline, accelerator: str, batc
     stats = output.stats
     assert stats.accelerator == accelerator and sum(stats.new_tokens) == 24 * len(TONES)
     assert (stats.target_forwards < 24 * len(TONES) // batch_size) == (accelerator == "copy")
+
+
+def test_whisper_reads_long_recordings_beside_short_ones(whisper: SpeechPipeline) -> None:
+    recognizer = recognizer_of(whisper)
+    sounds = [np.concatenate(TONES), TONES[0], np.concatenate(TONES[:2]), TONES[2]]
+    is_long = [len(samples) > RATE for samples in sounds]  # windows have one second
+    assert is_long == [True, False, True, False]
+    for timed in (False, True):
+        how = [{"return_timestamps": True} if timed or long else {} for long in is_long]
+        plain = [
+            recognizer(given(samples.copy()), generate_kwargs=GREEDY, **each)
+            for samples, each in zip(sounds, how, strict=True)
+        ]
+        output = whisper([(samples, RATE) for samples in sounds], batch_size=4, return_timestamps=timed)
+        assert output.text == [one["text"] for one in plain] and len(set(output.text)) == 4
+        times = [[(each.start, each.end) for each in row] for row in output.segments]
+        chunks = [one["chunks"] if timed else [] for one in plain]
+        assert times == [
+            [(each.start, each.end) for each in segments_of(row, len(samples) / RATE)]
+            for row, samples in zip(chunks, sounds, strict=True)
+        ]
+    assert len(times[0]) > 1
+
+
+def test_a_prompt_leaves_room_for_the_output(whisper: SpeechPipeline) -> None:
+    texts = [whisper((TONES[0], RATE), prompt=prompt).text for prompt in (None, "", "ab", "a" * 50)]
+    assert texts[0] == texts[1] != texts[2]
+    assert sum(whisper((TONES[0], RATE), prompt="a" * 50).stats.new_tokens) <= 64 - 52 - 2
+    with pytest.raises(InputError, match="prompt must have at most 61 tokens"):
+        whisper((TONES[0], RATE), prompt="a" * 60)
+    with pytest.raises(InputError, match="must be at most 62: the prompt has 0 tokens"):
+        whisper((TONES[0], RATE), max_new_tokens=63)
+
+
+def test_times_that_were_not_predicted_are_completed() -> None:
+    chunks = [{"timestamp": times, "text": ""} for times in ((None, 1.0), (1.5, 2.0), (None, None))]
+    for seconds, last in ((2.5, 2.5), (1.9, 2.0)):
+        found = [(each.start, each.end) for each in segments_of(chunks, seconds)]
+        assert found == [(0.0, 1.0), (1.5, 2.0), (2.0, last)]
 
 
 def test_sampling_is_repeatable_and_follows_settings(pipe: SpeechPipeline) -> None:
@@ -84,6 +130,19 @@ def test_an_enabled_pipeline_of_transformers_is_accelerated(pipe: SpeechPipeline
         mmspec.disable(recognizer)
 
 
+def test_scores_that_whisper_needs_are_left_to_transformers(whisper: SpeechPipeline) -> None:
+    recognizer = recognizer_of(SpeechPipeline(*tiny_whisper_with_times()))
+    how = {**GREEDY, "temperature": (0.0, 0.5), "logprob_threshold": -1.0}
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        sound = given(np.concatenate(TONES))
+        outputs.append(recognizer(sound, return_timestamps=True, generate_kwargs=how.copy()))
+        mmspec.enable(recognizer, "copy")
+    assert outputs[0] == outputs[1]
+    assert mmspec.summary(recognizer)[0].calls == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "expected"),
     [
@@ -92,7 +151,11 @@ def test_an_enabled_pipeline_of_transformers_is_accelerated(pipe: SpeechPipeline
         ({"audio": [(TONES[0], RATE), b"x"]}, MediaError, r"audio\[1\] must be a file in one of the formats"),
         ({"language": "en"}, InputError, "must be None"),
         ({"prompt": "names"}, InputError, "takes no prompt"),
-        ({"num_beams": 4}, InputError, "is not a setting"),
+        ({"num_beams": 4}, InputError, "num_beams must be left out: beam search"),
+        ({"num_return_sequences": 2}, InputError, "must be left out: a recording has one"),
+        ({"generate_kwargs": {"num_beams": 1}}, InputError, "must be left out: pass its entries"),
+        ({"streamer": None}, InputError, "one of assistant_model, logits"),
+        ({"max_new_tokens": 0}, InputError, "must be an integer of at least 1"),
         ({"max_tokens": 4}, InputError, "did you mean"),
         ({"return_timestamps": True}, InputError, "tells no times"),
         ({"return_timestamps": "word"}, InputError, "times of words need attention weights"),

@@ -12,19 +12,20 @@ import pytest
 from mmspec import SpeechPipeline
 from tests.media.files import sound, tone
 from tests.serving.conftest import Server, running
-from tests.tiny_models.speech import tiny_speech_model
+from tests.tiny_models.speech import tiny_speech_model, tiny_whisper_with_times
 
 FILES = [sound(tone(hertz=hertz)) for hertz in (200, 440, 700)]
 
 
 @pytest.fixture(scope="module")
 def speech() -> Iterator[Server]:
-    with running(pipelines={"tiny": SpeechPipeline(*tiny_speech_model())}) as server:
+    models = {"tiny": tiny_speech_model(), "whisper": tiny_whisper_with_times()}
+    with running(pipelines={name: SpeechPipeline(*parts) for name, parts in models.items()}) as server:
         yield server
 
 
 def transcript(server: Server, file: bytes, **fields: Any) -> Any:
-    return server.client.audio.transcriptions.create(file=("a.wav", file), model="tiny", **fields)
+    return server.client.audio.transcriptions.create(file=("a.wav", file), **{"model": "tiny", **fields})
 
 
 def test_transcripts_at_once_are_those_of_the_pipeline(speech: Server) -> None:
@@ -33,6 +34,17 @@ def test_transcripts_at_once_are_those_of_the_pipeline(speech: Server) -> None:
         found = list(threads.map(lambda file: transcript(speech, file).text, FILES * 2))
     assert found == [own(file).text[0].strip() for file in FILES] * 2
     assert transcript(speech, FILES[0], response_format="text").strip() == found[0]
+
+
+def test_whisper_takes_a_prompt_and_tells_times(speech: Server) -> None:
+    own = SpeechPipeline(*tiny_whisper_with_times())
+    recording = sound(tone(seconds=1.5))  # more than its window of a second
+    expected = own(recording, prompt="ab", return_timestamps=True)
+    how = {"model": "whisper", "prompt": "ab"}
+    found = transcript(speech, recording, response_format="verbose_json", **how)
+    assert (found.text, found.duration) == (expected.text[0].strip(), expected.segments[0][-1].end)
+    assert [each.end for each in found.segments] == [each.end for each in expected.segments[0]]
+    assert transcript(speech, recording, **how).text == found.text != own(recording).text[0].strip()
 
 
 def test_sampling_and_fields_without_effect(speech: Server) -> None:
