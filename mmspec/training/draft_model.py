@@ -311,9 +311,8 @@ def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
             setattr(text, name, [value[layer] for layer in kept])
     if config.is_encoder_decoder:
         for part in (config, text):  # `text` may be a copy
-            name = next((name for name in DECODER_DEPTHS if name in vars(part)), None)
-            if name is not None:
-                setattr(part, name, count)
+            for stated in [name for name in DECODER_DEPTHS if name in vars(part)][:1]:
+                setattr(part, stated, count)
     else:
         text.num_hidden_layers = count
     decoder = model.get_decoder()
