@@ -142,6 +142,8 @@ class StaticTree:
             them to one parent.
         is_full: whether all nodes of a level have the same number of children.
         slots: number of each node among the expanded ones; 0 for leaves and the root.
+        parents: parent of each node of a draft, the root first; nodes are ordered by level, parent and rank.
+        ranks: level and rank of each candidate of a draft, both from 0.
     """
 
     stop_below = 0.0
@@ -156,6 +158,7 @@ class StaticTree:
         # candidates are numbered by (expanded node, rank), and expanded nodes in ascending order
         self._branch, self._frontier, self._chosen = [0], [[0]], [0]
         expanded, pool = [0], 1
+        ordered, ranks = [0], list[tuple[int, int]]()
         read: list[int] = []  # places of expanded nodes in the pool
         while expanded:
             branch = max(len(children[node]) for node in expanded)
@@ -165,6 +168,8 @@ class StaticTree:
                 for rank, child in enumerate(children[node])
             }
             self._chosen += [pool + place for place in sorted(places.values())]
+            ordered += sorted(places, key=places.__getitem__)
+            ranks += [(len(self._branch) - 1, place % branch) for place in sorted(places.values())]
             read += [pool + place for node, place in places.items() if children[node]]
             pool += len(expanded) * branch
             expanded = sorted((node for node in places if children[node]), key=places.__getitem__)
@@ -172,6 +177,8 @@ class StaticTree:
             self._frontier.append([places[node] for node in expanded])
         sizes = accumulate(self._branch[1:], operator.mul)
         self.is_full = self.num_draft_tokens == sum(sizes)
+        named = {node: index for index, node in enumerate(ordered)}
+        self.parents, self.ranks = tuple(named[parents[node]] for node in ordered), tuple(ranks)
         number = {place: index for index, place in enumerate(read)}
         self.slots = tuple(number.get(place, 0) for place in self._chosen)
 
@@ -360,6 +367,57 @@ def constant(index: tuple[int, ...], device: torch.device) -> Tensor:
 def first_equal(values: Tensor) -> Tensor:
     """[B, m] index of the first equal entry in each row [B, m]."""
     return (values[:, :, None] == values[:, None]).long().argmax(-1)
+
+
+@functools.cache
+def fixed(shape: TreeShape) -> StaticTree | None:
+    """Return the static tree that a shape always has, which a chain is too; None if it depends on scores."""
+    if shape.stop_below or isinstance(shape, DynamicTree) and (shape.top_k > 1 or shape.least):
+        return None
+    return shape if isinstance(shape, StaticTree) else StaticTree.of_levels([1] * shape.num_draft_tokens)
+
+
+def draft_at_once(
+    shape: StaticTree, root: Tensor, log_p: Tensor, names: Tensor | None
+) -> tuple[Tree, Tensor]:
+    """Draft a static tree of the likeliest tokens of heads that do not see each other's tokens.
+
+    The tree is that of `TreeGrowth`, which needs an operation or more for each level.
+
+    Args:
+        shape: the tree.
+        root: [B] the newest tokens.
+        log_p: [B, D, V'] log-probabilities of each level; D is at least the depth of the tree.
+        names: [V'] target token of each of them; None for the whole vocabulary.
+
+    Returns:
+        The draft, and [B, n] the log-probabilities of its paths; see `TreeGrowth.draft`.
+    """
+    width, device = shape.max_children, root.device
+    said, children = (each.flatten(1) for each in log_p.topk(width))
+    index = constant(tuple(level * width + rank for level, rank in shape.ranks), device)
+    parents = constant(shape.parents, device)
+    candidates = children[:, index]
+    tokens = torch.cat([root[:, None], candidates if names is None else names[candidates]], 1)
+    scores = torch.cat([said[:, :1] * 0, said[:, index]], 1)
+    at, total = parents, scores
+    for _ in range(1, shape.depth):
+        total = total + scores[:, at]
+        at = parents[at]
+    faulty = (total.isnan() | (total == math.inf)).any(-1)
+    total = total.masked_fill(faulty[:, None], -math.inf)
+    total[:, 0] = 0.0
+    draft = Tree(
+        tokens,
+        total > -math.inf,
+        DraftKind.POINT,
+        PointMass(tokens[:, 1:]),
+        faulty,
+        parents.expand(len(root), -1),
+        shape.depth,
+        width,
+    )
+    return draft, total
 
 
 def renumber(parents: Tensor, chosen: Tensor) -> Tensor:

@@ -11,8 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mmspec.core.draft import check_tree
-from mmspec.trees.growth import NAMED_TREES, DynamicTree, StaticTree, TreeShape, best_first, renumber
+from mmspec.core.draft import DraftKind, check_tree
+from mmspec.core.random_stream import RandomStream
+from mmspec.core.sampling import Sampler
+from mmspec.trees.growth import (
+    NAMED_TREES,
+    DynamicTree,
+    StaticTree,
+    TreeGrowth,
+    TreeShape,
+    best_first,
+    draft_at_once,
+    renumber,
+)
+from mmspec.trees.siblings import SiblingDraws
 
 LEVELS = (
     -2.0,
@@ -91,6 +103,27 @@ def test_a_static_tree_is_the_tree_that_was_drawn(data: st.DataObject) -> None:
 def canonical(parents: list[int], node: int = 0) -> tuple[object, ...]:
     """A tree as nested tuples; siblings in their order."""
     return tuple(canonical(parents, child) for child, p in enumerate(parents) if child and p == node)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_tree_drafted_at_once_is_the_one_that_grows(data: st.DataObject) -> None:
+    size = data.draw(st.integers(2, 14))
+    shape = StaticTree([0, *(data.draw(st.integers(0, node - 1)) for node in range(1, size))])
+    log_p = torch.randn(4, shape.depth + 1, 15).log_softmax(-1)
+    log_p[1, 0, 3:] = -math.inf  # fewer tokens than children
+    log_p[2, shape.depth - 1] = math.nan
+    root, names = torch.arange(4), torch.arange(15) * 2
+    draws = SiblingDraws(DraftKind.POINT, Sampler(0.0), RandomStream.from_seed(0, 4), root, 30, names)
+    growth = TreeGrowth(shape, root, draws)
+    while not growth.is_grown:
+        growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
+    due, likelihoods = growth.draft()
+    made, scores = draft_at_once(shape, root, log_p, names)
+    assert torch.equal(made.parents, due.parents) and torch.equal(made.faulty, due.faulty)
+    assert torch.equal(made.valid, due.valid) and torch.allclose(scores, likelihoods, atol=1e-6)
+    assert torch.equal(made.tokens[due.valid], due.tokens[due.valid])
+    assert (made.max_depth, made.max_children) == (due.max_depth, due.max_children)
 
 
 @pytest.mark.parametrize("name", NAMED_TREES)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
@@ -27,6 +26,7 @@ from mmspec.methods.medusa.head import MedusaHead
 from mmspec.open_types import Keywords
 from mmspec.targets import AnyTarget
 from mmspec.targets.encoder_decoder import ENCODED, MASK, EncoderDecoderTarget
+from mmspec.trees.growth import draft_at_once, fixed
 
 __all__ = ["MedusaDrafter"]
 
@@ -39,26 +39,15 @@ class MedusaGrowth(HeadSession):
     def grow(self, canvas: Canvas, predicted: Tensor) -> Draft:
         """Grow a tree from the states [R, D, d] that the heads predict."""
         self.passes += 1
-        guided = self._guided(self.head.logits(predicted, self.read_out))  # [B, D, V]
-        is_chain = self.shape.max_children == 1 and not self.shape.stops_below(1)
-        if is_chain and self.drafter.kind is DraftKind.POINT:
-            return self._chain(canvas.root, guided)
-        log_p = self._log_probabilities(guided)
+        log_p = self._log_probabilities(self._guided(self.head.logits(predicted, self.read_out)))
+        shape = fixed(self.shape)
+        if shape is not None and self.drafter.kind is DraftKind.POINT:
+            draft, self.likelihoods = draft_at_once(shape, canvas.root, log_p, self.names)
+            return draft
         growth = self.growth(canvas)
         while not growth.is_grown:
             growth.grow(log_p[:, growth.level, None].expand(-1, growth.tokens.shape[1], -1))
         return self.rated(growth)
-
-    def _chain(self, root: Tensor, logits: Tensor) -> Draft:
-        """Draft the same chain as a tree with one child a node, without growing it level by level."""
-        likeliest = logits.max(-1)
-        tokens = likeliest.indices if self.names is None else self.names[likeliest.indices]
-        sound = likeliest.values.isfinite().all(-1)
-        paths = (likeliest.values - logits.logsumexp(-1)).cumsum(-1)
-        valid = pad(sound[:, None].expand_as(paths), (1, 0), value=True)
-        self.likelihoods = pad(paths, (1, 0)).masked_fill(~valid, -torch.inf)
-        chain = torch.cat([root[:, None], tokens], 1)
-        return Tree.chain(chain, DraftKind.POINT, valid=valid, faulty=~sound)
 
 
 class MedusaSession(MedusaGrowth, StateSession):
