@@ -35,7 +35,7 @@ class Recorder(PlaceRule):
     fills: list[Fill] = field(default_factory=list, compare=False)
 
     def choose(self, places: Places) -> Tensor:
-        raise NotImplementedError  # `decide` does not ask
+        return self.rule.choose(places)
 
     def decide(
         self, draft: Block, output: TargetOutput, scores: Scores, random: RandomStream, first: Tensor

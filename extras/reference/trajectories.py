@@ -121,7 +121,8 @@ class TrajectoryLoss(nn.Module):
         self.block = int(model.config.text_config.block_length)
         self.reader = DiffusionLoss(model, self.block, pipe.tokenizer.eos_token_id)
         self.base = [DiffusionLoss(deepcopy(model), self.block, self.reader.end)]  # no module of the learner
-        self.pipe, self.seen = pipe, Recorder(rule=pipe.accelerator.rule)  # type: ignore[arg-type]
+        rule: Any = pipe.accelerator.rule
+        self.pipe, self.seen = pipe, Recorder(rule=rule)
         self.decoding = Accelerator("recorded", pipe.accelerator.drafter, self.seen, "fixed")
 
     def decode(

@@ -311,7 +311,8 @@ def shortened(model: PreTrainedModel, count: int) -> PreTrainedModel:
             setattr(text, name, [value[layer] for layer in kept])
     if config.is_encoder_decoder:
         for part in (config, text):  # `text` may be a copy
-            for stated in [name for name in DECODER_DEPTHS if name in vars(part)][:1]:
+            stated = next((each for each in DECODER_DEPTHS if each in vars(part)), None)
+            if stated is not None:
                 setattr(part, stated, count)
     else:
         text.num_hidden_layers = count

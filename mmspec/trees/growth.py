@@ -399,7 +399,7 @@ def draft_at_once(
     parents = constant(shape.parents, device)
     candidates = children[:, index]
     tokens = torch.cat([root[:, None], candidates if names is None else names[candidates]], 1)
-    scores = torch.cat([said[:, :1] * 0, said[:, index]], 1)
+    scores = torch.cat([torch.zeros_like(said[:, :1]), said[:, index]], 1)
     at, total = parents, scores
     for _ in range(1, shape.depth):
         total = total + scores[:, at]

@@ -113,6 +113,7 @@ def test_a_tree_drafted_at_once_is_the_one_that_grows(data: st.DataObject) -> No
     log_p = torch.randn(4, shape.depth + 1, 15).log_softmax(-1)
     log_p[1, 0, 3:] = -math.inf  # fewer tokens than children
     log_p[2, shape.depth - 1] = math.nan
+    log_p[3, 0] = -math.inf  # no token at all
     root, names = torch.arange(4), torch.arange(15) * 2
     draws = SiblingDraws(DraftKind.POINT, Sampler(0.0), RandomStream.from_seed(0, 4), root, 30, names)
     growth = TreeGrowth(shape, root, draws)
