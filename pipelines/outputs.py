@@ -58,12 +58,14 @@ class SpeechOutput:
         segments: of each recording, in order of time; empty without `return_timestamps`.
         stats: decoding statistics of all windows.
         tokens: output token ids of each recording, without end tokens.
+        seconds: length of each recording.
     """
 
     text: list[str]
     segments: list[list[Segment]]
     stats: DecodingStats
     tokens: list[list[int]] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
 
     def __str__(self) -> str:
         more = f" (+{len(self.text) - 1} more)" if len(self.text) > 1 else ""

@@ -110,7 +110,7 @@ class SpeechPipeline(MMSpecPipeline):
         recording is decoded alone, whatever the `batch_size`.
 
         Args:
-            audio: a path, bytes, BytesIO, base64 or https URL of an audio or video file, or samples with
+            audio: a path, bytes, an open file, base64 or https URL of an audio or video file, or samples with
                 their rate (`mmspec.media.load_audio`); a list is several recordings.
             return_timestamps: whether to find the times of segments (Whisper).
             language: language of the speech, for multilingual models; the model detects it if None.
@@ -123,7 +123,7 @@ class SpeechPipeline(MMSpecPipeline):
                 Whisper samples only if `temperature` is passed and above 0.
 
         Returns:
-            SpeechOutput(text, segments, stats, tokens).
+            SpeechOutput(text, segments, stats, tokens, seconds).
 
         Raises:
             InputError: an argument cannot be used.
@@ -182,11 +182,12 @@ class SpeechPipeline(MMSpecPipeline):
         stats.accelerator, stats.exactness = self.accelerator.name, self.accelerator.exactness
         ordered = [found[index] for index in range(len(recordings))]
         texts = [one["text"] for one in ordered]
+        seconds = [len(samples) / rate for samples in recordings]
         segments = [
-            segments_of(one["chunks"], len(samples) / rate) if return_timestamps else []
-            for one, samples in zip(ordered, recordings, strict=True)
+            segments_of(one["chunks"], length) if return_timestamps else []
+            for one, length in zip(ordered, seconds, strict=True)
         ]
-        output = SpeechOutput(texts, segments, stats, [one["tokens"] for one in ordered])
+        output = SpeechOutput(texts, segments, stats, [one["tokens"] for one in ordered], seconds)
         return output if return_dict else (output.text,)
 
     def _settings(self, settings: Mapping[str, object], *, prompt: str | None, **more: object) -> Keywords:

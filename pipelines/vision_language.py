@@ -87,10 +87,10 @@ class VisionLanguagePipeline(MMSpecPipeline):
                 chat template. A video part may set `fps` or `nframes`; an image part for Qwen-VL may set
                 `min_pixels` and `max_pixels`, or `resized_height` and `resized_width`. Other keys are refused
                 (`mmspec.messages`).
-            images: a path, PIL image, array, tensor, bytes, BytesIO, base64 or https URL. With one prompt, a
-                list is several images; with a list of prompts, it has one entry for each prompt.
+            images: a path, PIL image, array, tensor, bytes, an open file, base64 or https URL. With one
+                prompt, a list is several images; with a list of prompts, it has one entry for each prompt.
             videos: a path, bytes, or frames [T, H, W, 3]; lists as for images.
-            audio: a path, bytes, BytesIO, base64 or https URL of an audio or video file, or samples with
+            audio: a path, bytes, an open file, base64 or https URL of an audio or video file, or samples with
                 their rate (`mmspec.media.load_audio`); lists as for images.
             num_frames: number of frames sampled from each video; all, up to `media_limits` if None.
             fps: number of frames sampled from each second of a video, instead of `num_frames`.

@@ -32,9 +32,9 @@ def load_audio(
     """Load the sound of an audio or video file, or samples, as one channel at a given rate.
 
     Args:
-        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of a WAV, FLAC, MP3,
-            AAC, Ogg, MP4 (M4A), Matroska or WebM file, or a dict with one of these; or samples with their
-            rate: `{"array": samples, "sampling_rate": rate}` as datasets have it, `(rate, samples)` or
+        source: a path, bytes, an open file, base64, a `data:` URL or a public http(s) URL of a WAV, FLAC,
+            MP3, AAC, Ogg, MP4 (M4A), Matroska or WebM file, or a dict with one of these; or samples with
+            their rate: `{"array": samples, "sampling_rate": rate}` as datasets have it, `(rate, samples)` or
             `(samples, rate)`. Samples are [n], [channels, n] or [n, channels], integers at their full scale
             or floats with the full scale 1.0.
         sampling_rate: samples per second of the result, as the model's feature extractor needs them.
@@ -101,6 +101,8 @@ def _given_samples(source: object, argument: str) -> tuple[Any, int] | None:
         samples, rate = source if is_array(source[0]) else source[::-1]
     else:
         return None
+    if isinstance(rate, float) and rate.is_integer():  # of librosa, for example
+        rate = int(rate)
     if isinstance(rate, bool) or not isinstance(rate, int | np.integer):
         raise MediaError(
             argument, rate, "must have the sampling rate as an integer number of samples per second"

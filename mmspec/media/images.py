@@ -66,7 +66,7 @@ def load_image(
     """Load one image as RGB.
 
     Args:
-        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of a JPEG, PNG,
+        source: a path, bytes, an open file, base64, a `data:` URL or a public http(s) URL of a JPEG, PNG,
             WEBP, GIF or BMP file, or a dict with one of these (`mmspec.media.source.read_source`); or a PIL
             image; or a numpy array or torch tensor (see `mmspec.media.pixels` for layouts and value ranges).
             The first frame of an animated file and the current frame of an animated PIL image are used.

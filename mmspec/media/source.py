@@ -20,7 +20,7 @@ from mmspec.media.limits import Described, MediaLimits
 __all__ = ["file_format", "read_source"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least, since C:// is a drive
-_ACCEPTED = "must be a path, bytes, base64, a data: URL or an https:// URL"
+_ACCEPTED = "must be a path, bytes, an open binary file, base64, a data: URL or an https:// URL"
 _ARRAYS = {
     "image": "a PIL image, array or tensor",
     "video": "a list or array of frames",
@@ -84,9 +84,9 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
     """Read an image, a video or audio as bytes.
 
     Args:
-        source: a path (str or Path), bytes, a `BytesIO`, a `data:` URL, an http(s) URL, or base64 text; or a
-            dict with one of these under "path", "bytes", "url" or "base64". A string is a path if the file
-            exists, and else base64 if it starts like an encoded image, video or audio file.
+        source: a path (str or Path), bytes, an open binary file, a `data:` URL, an http(s) URL, or base64
+            text; or a dict with one of these under "path", "bytes", "url" or "base64". A string is a path
+            if the file exists, and else base64 if it starts like an encoded image, video or audio file.
         argument, limits: as in `load_image`.
         max_bytes: field of `limits` for the size: "max_bytes", "max_video_bytes" or "max_audio_bytes".
         kind: "image", "video" or "audio"; a `data:` URL must declare a media type of this kind.
@@ -99,8 +99,8 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
     is_base64 = False
     if isinstance(source, Mapping):
         source, is_base64 = _entry(source, argument)
-    if isinstance(source, io.BytesIO):
-        source = _buffer(source, argument)
+    if isinstance(source, io.BytesIO | io.BufferedReader):
+        source = _content(source, argument, most)
     if isinstance(source, str) and source[:5].lower() == "data:":
         data = _read_data_url(source, argument, kind, most, size_rule)
     elif isinstance(source, str) and (is_base64 or _is_bare_base64(source)):
@@ -141,12 +141,19 @@ def _entry(source: Mapping[Any, Any], argument: str) -> tuple[object, bool]:
     ) else value, True  # the type that b64encode returns
 
 
-def _buffer(file: io.BytesIO, argument: str) -> memoryview:
-    """Return the whole content of a file in memory, independent of its position."""
+def _content(file: io.BytesIO | io.BufferedReader, argument: str, most: int) -> memoryview | bytes:
+    """Return the whole content of an open file, or one byte more than allowed, and keep its position."""
     try:
-        return file.getbuffer()
-    except ValueError as error:
-        raise MediaError(argument, Described("a BytesIO"), "must not be closed") from error
+        if isinstance(file, io.BytesIO):
+            return file.getbuffer()
+        place = file.tell()
+        file.seek(0)
+        data = file.read(most + 1)
+        file.seek(place)
+        return data
+    except (OSError, ValueError) as error:  # ValueError: it is closed; OSError: a pipe, for example
+        rule = "must not be closed" if file.closed else "must be a file that can be read from its start"
+        raise MediaError(argument, Described(f"a {type(file).__name__}"), rule) from error
 
 
 def _is_bare_base64(text: str) -> bool:

@@ -203,7 +203,7 @@ def load_video(
     """Load and sample the frames of one video.
 
     Args:
-        source: a path, bytes, a `BytesIO`, base64, a `data:` URL or a public http(s) URL of an MP4, MOV,
+        source: a path, bytes, an open file, base64, a `data:` URL or a public http(s) URL of an MP4, MOV,
             WebM, Matroska, AVI or GIF file, or a dict with one of these; or the frames, as a list of sources
             of `load_image` or as an array or tensor [T, H, W, C] or [T, C, H, W].
         num_frames: number of frames to sample (`mmspec.media.video.sample_indices`). Without it and `fps`,

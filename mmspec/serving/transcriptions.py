@@ -61,8 +61,7 @@ def respond(body: TranscriptionRequest, output: SpeechOutput) -> Response:
         return JSONResponse({"text": text})
     if body.response_format == "verbose_json":
         parts = [{"id": number, **asdict(segment)} for number, segment in enumerate(segments)]
-        end = max((segment.end for segment in segments), default=0.0)
-        about = {"task": "transcribe", "language": body.language or "", "duration": end}
+        about = {"task": "transcribe", "language": body.language or "", "duration": output.seconds[0]}
         return JSONResponse({**about, "text": text, "segments": parts})
     written = write_transcript(text, segments, TranscriptFormat(body.response_format))
     return PlainTextResponse(written + "\n")

@@ -70,7 +70,7 @@ def test_other_rates_and_two_channels(rate: int) -> None:
         {"array": TONE, "sampling_rate": 16_000},
         {"raw": torch.tensor(TONE), "sampling_rate": 16_000},
         (16_000, np.rint(TONE * 2**15).astype(np.int16)),
-        (TONE.astype(np.float64), 16_000),
+        (TONE.astype(np.float64), 16_000.0),
         {"array": np.stack([TONE, TONE]), "sampling_rate": 16_000},
         {"array": np.stack([TONE, TONE], axis=1), "sampling_rate": 16_000},
         {"array": TONE.tolist(), "sampling_rate": 16_000},
@@ -96,6 +96,18 @@ def test_a_file_by_its_path_whatever_its_extension(tmp_path: Path) -> None:
     path = tmp_path / "speech.mp3"
     path.write_bytes(WAV)
     assert np.abs(load_audio(path) - TONE).max() <= STEP
+
+
+def test_an_open_file_is_read_from_its_start_and_keeps_its_position(tmp_path: Path) -> None:
+    (tmp_path / "speech.wav").write_bytes(WAV)
+    with open(tmp_path / "speech.wav", "rb") as file:
+        file.seek(7)
+        assert np.abs(load_audio(file) - TONE).max() <= STEP
+        assert file.tell() == 7
+        with pytest.raises(MediaError, match="must have at most 100 bytes"):
+            load_audio(file, limits=MediaLimits(max_audio_bytes=100))
+    with pytest.raises(MediaError, match="must not be closed"):
+        load_audio(file)
 
 
 def test_silence_is_sound_and_a_truncated_file_gives_what_it_has() -> None:
