@@ -112,12 +112,14 @@ class Reader:
         model, processor: of transformers.
         prompt: text of the prompt.
         text_of: what the model shall write about a table.
+        learning_rate: peak of the training.
     """
 
     model: PreTrainedModel
     processor: Processor
     prompt: str
     text_of: Callable[[Table], str]
+    learning_rate: float = 3e-3
 
     def inputs(self, images: Sequence[Image.Image]) -> dict[str, Tensor]:
         """The arguments of `generate` for images [B], as in the examples of transformers."""
@@ -187,7 +189,7 @@ def florence(tokenizer: PreTrainedTokenizerFast) -> Reader:
     images = hf.CLIPImageProcessor(size=BOX, do_center_crop=False)
     images.image_seq_length = 1 + ROWS * 2 * COLUMNS  # the mean, and two for each cell
     model = _ready(hf.Florence2ForConditionalGeneration(config))
-    return Reader(model, hf.Florence2Processor(images, tokenizer), OCR, plain_text)
+    return Reader(model, hf.Florence2Processor(images, tokenizer), OCR, plain_text, learning_rate=1e-3)
 
 
 READERS: Mapping[str, Callable[[PreTrainedTokenizerFast], Reader]] = {
@@ -208,7 +210,9 @@ def train(reader: Reader, model: PreTrainedModel, steps: int, seed: int, batch: 
     tokenizer, stream = reader.processor.tokenizer, tables(seed)
     weights = [each for each in model.parameters() if each.requires_grad]
     optimizer = torch.optim.AdamW(weights, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, reader.learning_rate, total_steps=steps, pct_start=0.1
+    )
     model.train()
     for step in (bar := trange(steps, desc=f"training {type(reader.processor).__name__}")):
         longest = 1 + min(ROWS - 1, 2 * ROWS * step // steps)
