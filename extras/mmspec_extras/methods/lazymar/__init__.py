@@ -7,5 +7,4 @@ METHOD = Method(
     "decides cells as `masked` does; most forward passes compute some tokens and reuse the others",
     "2503.12450",
     drafter="mmspec_extras.methods.lazymar.drafter:LazyCellDrafter",
-    make="mmspec_extras.methods.lazymar.drafter:lazymar",
 )

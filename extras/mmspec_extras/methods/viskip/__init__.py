@@ -7,6 +7,5 @@ METHOD = Method(
     "drafts with a smaller model, and not where the target attends to its images",
     "2603.14989",
     drafter="mmspec_extras.methods.viskip.drafter:VisualSkipDrafter",
-    make="mmspec_extras.methods.viskip.drafter:viskip",
     needs="a smaller model with the target's tokenizer",
 )
