@@ -14,8 +14,6 @@ from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject
 from mmspec.open_types import Keywords
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(no_args_is_help=True)
 
 

@@ -10,8 +10,6 @@ from transformers import PreTrainedModel
 from mmspec.errors import CheckpointError
 from mmspec.models.checkpoint import load_checked
 
-__all__ = ["read_trained"]
-
 Network = TypeVar("Network", bound=PreTrainedModel)
 
 

@@ -36,8 +36,6 @@ from reference.parallel import beside_decided
 from reference.trainer import train_on_scenes
 from reference.vlm_data import patch_labels
 
-__all__ = ["BlockLoss", "begin_clips", "blocks_see", "clip_batch", "score_clips", "train_clips"]
-
 PROGRAM = "python -m extras.reference"
 STAGE = 16  # of the seeds of the scenes
 CHECK_CLIPS = 8

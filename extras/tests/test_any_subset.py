@@ -121,8 +121,3 @@ def test_what_does_not_fit_is_refused() -> None:
         target().arrange([{"input_ids": torch.tensor([[1, 2]])}])
     with pytest.raises(InputError, match="sampling"):
         build_accelerator("assd", sampling="greedy")
-
-
-def test_any_token_can_stand_in_gaps() -> None:
-    assert AnySubsetTarget(target().model, mask_token_id=0).mask_token_id == 0
-    assert AnySubsetTarget(target().model).mask_token_id == MASK

@@ -17,7 +17,7 @@ def test_the_loss_is_that_of_the_gaps_as_they_are_filled() -> None:
     tokens = torch.randint(MASK + 1, WORDS, (2, 7), generator=noise)
     gaps = hide(tokens, torch.tensor([0.5, 0.9]), noise)
     assert gaps.sum(-1).tolist() == [3, 6]
-    made = AnySubsetTarget(model(), MASK)
+    made = AnySubsetTarget(model())
     nats = list[float]()
     for row, hidden in zip(tokens, gaps, strict=True):
         prompt = row.masked_fill(hidden, MASK)

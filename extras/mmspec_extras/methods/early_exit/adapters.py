@@ -15,8 +15,6 @@ from mmspec.heads.model import DraftingHead
 from mmspec.models.replaced import Replacement
 from mmspec.open_types import AnyFunction
 
-__all__ = ["Adapters", "AdaptersConfig"]
-
 EPSILON = 1e-6
 
 

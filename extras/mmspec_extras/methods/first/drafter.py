@@ -15,8 +15,6 @@ from mmspec_extras.methods.early_exit.drafter import EarlyExitDrafter, EarlyExit
 from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.first.head import RoutedLayers
 
-__all__ = ["RoutedLayersDrafter", "RoutedLayersSession"]
-
 
 class RoutedLayersSession(EarlyExitSession):
     """Drafts of a batch.

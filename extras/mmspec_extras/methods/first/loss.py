@@ -13,8 +13,6 @@ from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.early_exit.loss import LayersLoss
 from mmspec_extras.methods.first.head import RoutedLayers
 
-__all__ = ["RoutedLayersLoss"]
-
 
 class RoutedLayersLoss(LayersLoss):
     """The loss of the kept layers, and the probability of keeping a layer times `penalty`.

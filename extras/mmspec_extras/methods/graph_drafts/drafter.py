@@ -20,8 +20,6 @@ from mmspec.targets import CausalTarget
 from mmspec.validation import is_integer, require_number
 from mmspec_extras.draft_models import RereadDrafter, RereadSession, lay_out
 
-__all__ = ["DraftGraph", "GraphDrafter", "GraphSession", "Vertex"]
-
 
 @dataclass(eq=False)
 class Vertex:

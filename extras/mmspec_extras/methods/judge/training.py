@@ -38,7 +38,7 @@ from mmspec.core.interfaces import (
 from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.training.record import write_record
 from mmspec.trees.matching import SampleAndMatch
 from mmspec_extras.methods.judge.head import JudgeHead, JudgeHeadConfig
@@ -216,8 +216,7 @@ def train_judge(
     Raises:
         InputError: `answer` is unknown, or all tokens are of one kind.
     """
-    if answer not in ANSWERS:
-        raise InputError("answer", answer, did_you_mean(answer, ANSWERS))
+    require_known("answer", answer, ANSWERS)
     drafts, labels, folds = pipe.accelerator, list[Label](), list[int]()
     try:
         for index, call in enumerate(tqdm(calls, desc="labels", unit="prompt")):

@@ -19,8 +19,6 @@ from mmspec_extras.methods.early_exit.drafter import EarlyExitDrafter, EarlyExit
 from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.s2d.head import SortedExits
 
-__all__ = ["SortedExitsDrafter", "SortedExitsSession"]
-
 
 class SortedExitsSession(EarlyExitSession):
     """Drafts of a batch.

@@ -12,8 +12,6 @@ from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.early_exit.loss import LayersLoss
 from mmspec_extras.methods.s2d.head import SortedExits
 
-__all__ = ["SortedExitsLoss"]
-
 
 class SortedExitsLoss(LayersLoss):
     """The loss of an exit that is drawn in each step; in the mean, that of all exits.

@@ -17,8 +17,6 @@ from mmspec.places.state_walk import StateFill
 from mmspec_extras.methods.learned.filter import CommitFilter
 from mmspec_extras.trained import read_trained
 
-__all__ = ["OrderedStatesDrafter"]
-
 
 class OrderedStatesSession(StatesSession):
     """States of the blocks of a batch, in the order that a network predicts."""

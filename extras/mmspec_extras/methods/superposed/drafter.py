@@ -23,8 +23,6 @@ from mmspec.targets import CausalTarget
 from mmspec.validation import require_number
 from mmspec_extras.draft_models import RereadDrafter, RereadSession, lay_out
 
-__all__ = ["ROOT", "Chain", "SuperposedDrafter", "continue_chains"]
-
 
 class Chain(NamedTuple):
     """A draft: its score, its tokens, and the node of the newest one in the tree, with that node's parent."""
