@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from extras.tests.running import outputs_of
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.pipelines import VisionLanguagePipeline
@@ -134,14 +135,7 @@ def test_rows_come_and_go_with_their_packed_blocks() -> None:
         ("which colour is it ?", {"max_new_tokens": 36, "temperature": 0.9, "seed": 3}),
     ]
     alone = [pipe(prompt, **settings) for prompt, settings in asked]
-    with pipe.running_batch(rows=3) as batch:
-        found: dict[int, Any] = {}
-        for prompt, settings in asked:
-            batch.enter(prompt, **settings)
-            found |= {each.handle: each.output for each in batch.step()}
-        while batch.handles:
-            found |= {each.handle: each.output for each in batch.step() if each.output}
-    assert [found[index].tokens for index in range(3)] == [single.tokens for single in alone]
+    assert [found.tokens for found in outputs_of(pipe, asked)] == [single.tokens for single in alone]
 
 
 def test_bytes_are_those_of_the_packed_parts(target: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from extras.tests.running import outputs_of
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Stopping
 from mmspec.errors import InputError
@@ -79,15 +80,8 @@ def test_rows_come_and_go_and_sample_what_they_sample_alone() -> None:
         ("red", {"max_new_tokens": 6}),
         ("which colour ?", {"images": tiny_images()[1:2], **drawn}),
     ]
-    with pipe.running_batch(rows=3) as batch:
-        found: dict[int, Any] = {}
-        for prompt, settings in asked:
-            batch.enter(prompt, **settings)
-            found |= {each.handle: each.output for each in batch.step()}
-        while batch.handles:
-            found |= {each.handle: each.output for each in batch.step() if each.output}
-    for index, (prompt, settings) in enumerate(asked):
-        assert found[index].tokens == plain(prompt, **settings).tokens
+    for found, (prompt, settings) in zip(outputs_of(pipe, asked), asked, strict=True):
+        assert found.tokens == plain(prompt, **settings).tokens
 
 
 def test_what_cannot_be_read_is_refused() -> None:
