@@ -13,7 +13,6 @@ from extras.tests.test_ssd import head_for
 from mmspec.accelerators import build_accelerator
 from mmspec.assets import find_assets
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.tuning import variants
 from mmspec.families.images import image_target
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.pipelines import MMSpecPipeline
@@ -125,15 +124,6 @@ def test_layouts_without_rows_are_refused_before_the_prompt_is_read(monkeypatch:
     request = test_layouts.request(5, test_layouts.VIDEO)
     with pytest.raises(InputError, match=message):
         test_layouts.draw(test_layouts.images(), accelerator, [request], test_layouts.SAMPLED)
-
-
-def test_tuned_windows_fit_the_image() -> None:
-    class Drawing:
-        class grid:
-            length = 16
-
-    target: Any = Drawing
-    assert variants("ssd", target, 0.1) == ["ssd:window=8", "ssd:window=16"]
 
 
 def test_a_head_learns_from_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
