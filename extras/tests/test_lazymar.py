@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -25,6 +23,7 @@ from mmspec.families.mar.target import MARSampler, MARTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.trees.matching import SampleAndMatch
 from mmspec.vectors.denoising_head import DDPMSchedule
+from mmspec_extras.methods.lazymar import feature_cache
 from mmspec_extras.methods.lazymar.drafter import LazyCellDrafter
 from mmspec_extras.methods.lazymar.feature_cache import FeatureCache, FeatureCaching
 from tests.tiny_models.continuous import folder_of
@@ -96,24 +95,6 @@ def same_bits(images: list[Tensor], expected: list[Tensor]) -> bool:
     return all(torch.equal(image, other) for image, other in zip(images, expected, strict=True))
 
 
-@contextmanager
-def tokens_through_blocks() -> Iterator[list[int]]:
-    """Count the tokens that run through the feed-forward layer of each block, one number per call."""
-    counts: list[int] = []
-    blocks: list[Any] = [*model().encoder_blocks, *model().decoder_blocks]
-    hooks = [
-        block.mlp.register_forward_hook(
-            lambda _, inputs, __: counts.append(inputs[0].shape[0] * inputs[0].shape[1])
-        )
-        for block in blocks
-    ]
-    try:
-        yield counts
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def scene(uneven: bool = False) -> tuple[Tensor, list[Tensor], Tensor]:
     """Tokens [3, N, d], known cells [3, N] in each of four forward passes, cells [3, 6] requested last."""
     generator = torch.Generator().manual_seed(1)
@@ -176,19 +157,20 @@ def test_errors_shrink_as_the_share_grows() -> None:
         assert errors[0] > 1000 * ROUNDING, "without an effect of caching, nothing is tested"
 
 
-def test_forwards_between_compute_fewer_tokens() -> None:
-    tokens, known, cells = scene()
-    labels = torch.tensor(LABELS)
-    cache = FeatureCache(model(), FeatureCaching(refresh=1000, warm_up=1, share=0.1, test_layer=1), 3, 1)
-    with torch.no_grad(), tokens_through_blocks() as counts:
-        for each in known:
-            cache.conditions(tokens, each, labels, cells)
+def test_forwards_between_compute_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, finish = list[int](), feature_cache.finish
+
+    def counted(block: Any, hidden: Tensor, *more: Any) -> Tensor:
+        counts.append(hidden.shape[1])
+        return finish(block, hidden, *more)
+
+    monkeypatch.setattr(feature_cache, "finish", counted)
+    last_conditions(FeatureCaching(refresh=1000, warm_up=1, share=0.1, test_layer=1))
     places = BUFFER + CELLS
-    assert counts[:4] == [3 * n for n in (BUFFER + 40, BUFFER + 40, places, places)]
+    assert counts[:2] == [BUFFER + 40, places]
     new, others = 8, BUFFER + 52  # in the last forward pass, which also has six requested cells
     asked = new + 6
-    encoder, decoder = new + round(0.1 * others), asked + round(0.1 * (places - asked))
-    assert counts[-4:] == [3 * n for n in (BUFFER + 60, encoder, places, decoder)]
+    assert counts[-2:] == [new + round(0.1 * others), asked + round(0.1 * (places - asked))]
 
 
 def test_rows_of_a_batch_are_what_they_are_alone() -> None:

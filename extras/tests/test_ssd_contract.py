@@ -17,7 +17,6 @@ from mmspec.families.images import image_target
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.training.recipes import RECIPES
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import WindowDrafter
 from mmspec_extras.methods.ssd.drafter import VerticalDrafter
@@ -95,11 +94,6 @@ UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: VerticalDrafter(head_for(precise())).fit(precise()), "target must"),
     (lambda: draw(unfitted(columns=16).fit(images())), "image size must have rows of 16"),
     (lambda: unfitted(codebook=[1.0] * 16).fit(images()), "another codebook"),
-    (
-        lambda: build_accelerator("ssd", model=head_for(images()), coupling="maximum"),
-        "coupling",
-    ),
-    (lambda: RECIPES["ssd"].build(images(), frequent_tokens=5), "frequent_tokens"),
 ]
 
 
