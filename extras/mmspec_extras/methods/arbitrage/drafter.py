@@ -18,6 +18,7 @@ from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.validation import is_integer
 from mmspec_extras.draft_models import RestingSession, TextModelDrafter
 
@@ -31,11 +32,13 @@ class StepSession(RestingSession):
 
     row_fields = named("left")
 
-    def __init__(self, drafter: StepDrafter, batch: PromptBatch) -> None:
+    drafter: StepDrafter
+
+    def __init__(self, drafter: DraftModelDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         device = batch.prefill.logits.device
         self.left = torch.zeros(len(batch.requests), dtype=torch.long, device=device)
-        self.ends = torch.tensor(drafter.step_ends, dtype=torch.long, device=device)
+        self.ends = torch.tensor(self.drafter.step_ends, dtype=torch.long, device=device)
 
     def resting(self) -> Tensor:
         return self.left > 0

@@ -276,8 +276,8 @@ def finish(
     With keys and values [B, m, H, d] of those tokens alone, this is the block's own forward method with fused
     attention, bit for bit.
     """
-    heads = (each.transpose(1, 2) for each in (query, key, value))
-    mixed = scaled_dot_product_attention(*heads, attn_mask=mask).transpose(1, 2).flatten(2)
-    hidden = hidden + block.attn.proj(mixed)
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    hidden = hidden + block.attn.proj(mixed.transpose(1, 2).flatten(2))
     outputs: Tensor = hidden + block.mlp(block.norm2(hidden))
     return outputs

@@ -21,7 +21,7 @@ from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
-from mmspec.methods.draft_model.drafter import visual_places
+from mmspec.methods.draft_model.drafter import DraftModelDrafter, visual_places
 from mmspec.models.replaced import replaced_attention
 from mmspec.open_types import AnyFunction
 from mmspec.targets import CausalTarget
@@ -79,12 +79,12 @@ class VisualSkipSession(RestingSession):
 
     drafter: VisualSkipDrafter
 
-    def __init__(self, drafter: VisualSkipDrafter, batch: PromptBatch) -> None:
+    def __init__(self, drafter: DraftModelDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
-        config, logits = drafter.target.config, batch.prefill.logits
+        config, logits = self.drafter.target.config, batch.prefill.logits
         self.images = [visual_places(config, each.inputs).to(logits.device) for each in batch.requests]
         self.mass = logits.new_zeros(len(self.images), dtype=torch.float32)
-        ends = batch.prefill.taps[drafter.layer][: len(self.images)]
+        ends = batch.prefill.taps[self.drafter.layer][: len(self.images)]
         self._ends: Tensor | None = torch.cat([hidden[:, -1] for hidden in ends])
 
     def attach(self, state: Any) -> None:
