@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,8 +31,6 @@ from mmspec.evaluation.speed.record import ratio_interval
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.scenes import describe, sample_scene, training_seeds
 from mmspec.training.run import flush_subnormals
-
-__all__ = ["hide", "loss_of", "train", "windows"]
 
 WORDS = Path(__file__).parents[2] / "assets" / "scenes-diffusion"  # its tokenizer has a mask token
 STAGE = 15  # of the seeds of the scenes
@@ -88,13 +85,12 @@ def train(tokenizer: Any, minutes: float, layers: int, width: int, batch: int = 
     )
     model = XLNetLMHeadModel(config)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
-    noise, started = torch.Generator().manual_seed(0), time.monotonic()
-    with tqdm(total=round(60 * minutes), unit="s", desc="training") as progress:
-        for step in _steps(started, minutes):
-            passed = (time.monotonic() - started) / (60 * minutes)
+    noise, started, seconds, step = torch.Generator().manual_seed(0), time.monotonic(), 60 * minutes, 0
+    with tqdm(total=round(seconds), unit="s", desc="training") as progress:
+        while (spent := time.monotonic() - started) < seconds:
             warm = min(1.0, (step + 1) / 100)
             for group in optimizer.param_groups:
-                group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * min(1.0, passed)))
+                group["lr"] = RATE * warm * (0.5 + 0.5 * math.cos(math.pi * spent / seconds))
             tokens = windows(tokenizer, training_seeds(0, STAGE, step, 0, batch))
             share = torch.empty(len(tokens)).uniform_(*SHARES, generator=noise)
             loss = loss_of(model, tokens, hide(tokens, share, noise), tokenizer.mask_token_id)
@@ -102,17 +98,10 @@ def train(tokenizer: Any, minutes: float, layers: int, width: int, batch: int = 
             loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
+            step += 1
             progress.set_postfix(nats=f"{loss.item():.3f}", step=step)
-            progress.update(round(time.monotonic() - started) - progress.n)
+            progress.update(round(spent) - progress.n)
     return model.eval()
-
-
-def _steps(started: float, minutes: float) -> Iterator[int]:
-    """Count steps until the time is over."""
-    step = 0
-    while time.monotonic() - started < 60 * minutes:
-        yield step
-        step += 1
 
 
 def fill(pipe: Any, prompts: list[str], temperature: float) -> tuple[list[list[int]], list[int]]:

@@ -14,8 +14,6 @@ from mmspec.cli.options import ModelOptions, unpack_options
 from mmspec.cli.subject import Question, Subject
 from mmspec.open_types import Keywords
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -32,7 +30,7 @@ def _group() -> None:
 @app.command()
 @unpack_options
 def train_judge(
-    out: Annotated[Path, typer.Option(help="Folder to write; an interrupted run continues there.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
     accelerator: Annotated[
         str, typer.Option(help="Accelerator that drafts the tokens to label: name[:option=value].")
     ] = "copy",
@@ -54,7 +52,7 @@ def train_judge(
 ) -> None:
     """Train a judge of draft tokens (Judge Decoding) on labels from the model's greedy replies.
 
-    Each label takes the rest of a reply. Interrupted runs continue.
+    Each label takes the rest of a reply.
 
     Example:
         mmspec-extras train-judge my-model --prompt-file prompts.jsonl --samples 64 --out my-judge

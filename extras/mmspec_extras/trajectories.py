@@ -19,8 +19,6 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Fill, Measured, Verdict
 from mmspec.places.policies import PlaceRule, Places
 
-__all__ = ["Recorder", "advantages", "trajectories", "trajectory_loss"]
-
 
 @dataclass(frozen=True)
 class Recorder(PlaceRule):

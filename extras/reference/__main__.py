@@ -152,9 +152,6 @@ def score(
     accelerators: Annotated[
         str, typer.Option(help="Accelerators with options; none is plain decoding.")
     ] = "none,sparse_context:context_blocks=16",
-    guidance_scale: Annotated[
-        float | None, typer.Option(min=0.0, help="Guidance scale; the model's own if not given.")
-    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Clips per batch.")] = 16,
     as_json: AsJson = False,
 ) -> None:
@@ -169,16 +166,16 @@ def score(
     if model is None:
         raise InputError("model", None, "must be a folder that `extras.reference train clips` wrote")
     names = [name.strip() for name in accelerators.split(",")]
-    how: dict[str, Any] = {"accelerators": names, "guidance_scale": guidance_scale}
-    scores = score_clips(model, scenes, seed, batch_size=batch_size, **how)
+    scores = score_clips(model, scenes, seed, accelerators=names, batch_size=batch_size)
     rows = []
-    for name in (*names, "real"):
-        shares, forwards = scores[name]["frames"], scores[name].get("forwards")
-        ends = f"{shares[0]:.1%}", f"{shares[-1]:.1%}", f"{scores[name]['drift']:.3f}"
-        rows.append((name, "" if forwards is None else f"{forwards:.0f}", *ends))
-    columns = ("", "forward passes per clip", "facts in the first frame", "in the last", "drift")
-    title = f"{scenes} captions from seed {seed}, {scores['seconds']} s"
-    print_result({"model": model, **scores}, figures(columns, rows, title=title), as_json)
+    for name, found in scores.items():
+        forwards = f"{found['forwards']:.0f}" if "forwards" in found else ""
+        rows.append(
+            (name, forwards, *(f"{share:.1%}" for share in (found["frames"][0], found["frames"][-1])))
+        )
+    columns = ("", "forward passes per clip", "facts in the first frame", "in the last")
+    table = figures(columns, rows, title=f"{scenes} captions from seed {seed}")
+    print_result({"model": model, **scores}, table, as_json)
 
 
 if __name__ == "__main__":

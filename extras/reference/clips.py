@@ -6,7 +6,6 @@ caption describes the objects of a clip but not their motion, which the model mu
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +27,6 @@ from mmspec.scenes.render import animate, render_clip
 from mmspec.training.data.images import DROPPED
 from mmspec.training.data.scenes import PromptedScenes
 from mmspec.training.run import RunOptions, Training, flush_subnormals
-from mmspec_extras.families.nbp.drift import video_drift
 from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM
 from reference.begun import Kept, shape_of, trained_llamagen
 from reference.image_data import IMAGE_SIZE, STRIDE, ImageBatch
@@ -37,8 +35,6 @@ from reference.image_scores import FIRST_SEED, attribute_scores, load_pipeline
 from reference.parallel import beside_decided
 from reference.trainer import train_on_scenes
 from reference.vlm_data import patch_labels
-
-__all__ = ["BlockLoss", "begin_clips", "blocks_see", "clip_batch", "score_clips", "train_clips"]
 
 PROGRAM = "python -m extras.reference"
 STAGE = 16  # of the seeds of the scenes
@@ -211,8 +207,7 @@ def score_clips(
     seed: int = FIRST_SEED,
     *,
     accelerators: Sequence[str] = ("none",),
-    guidance_scale: float | None = None,
-    batch_size: int = 16,
+    **settings: Any,
 ) -> dict[str, Any]:
     """Draw clips of held-out captions, and score every frame.
 
@@ -221,40 +216,32 @@ def score_clips(
         scenes: number of captions, with the seeds `seed`, `seed + 1`, ...
         seed: first seed, within `HELD_OUT_SEEDS`.
         accelerators: names with options, as `mmspec bench` takes them; "none" is plain decoding.
-        guidance_scale: guidance scale; None for the model's own.
-        batch_size: number of clips per batch.
+        settings: of all calls of the pipeline.
 
     Returns:
-        For each accelerator, and for `real` clips: `frames`, the share of facts that each frame shows; the
-        `drift` of these shares; and, for drawn clips, the `forwards` per clip. Also `scenes`, `seed` and
-        `seconds`.
+        For each accelerator, and for `real` clips: `frames`, the share of facts that each frame shows; and,
+        for drawn clips, the `forwards` per clip.
 
     Raises:
         InputError: the scenes are not held-out ones.
         CheckpointError: the folder lacks a part.
     """
     if scenes < 1 or seed not in HELD_OUT_SEEDS or seed + scenes - 1 not in HELD_OUT_SEEDS:
-        raise InputError(
-            "seed", (seed, scenes), f"must keep all scenes within the seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
-        )
-    began = time.monotonic()
+        rule = f"must keep all scenes within the seeds 0 to {HELD_OUT_SEEDS.stop - 1}"
+        raise InputError("seed", (seed, scenes), rule)
     pipe, judge = load_pipeline(folder), AttributeJudge.of_model(folder)
     drawn = [sample_scene(seed + index, profile=IMAGE_TOKENS) for index in range(scenes)]
     captions, seeds = [caption(scene) for scene in drawn], [scene.seed for scene in drawn]
-    count = pipe.model.config.frames
-    real = np.stack([render_clip(animate(scene, count), IMAGE_SIZE) for scene in drawn])
-    shown = {"real": rearrange(torch.from_numpy(real), "n t h w c -> n t c h w").float() / 255}
-    forwards: dict[str, float] = {}
-    settings = {} if guidance_scale is None else {"guidance_scale": guidance_scale}
+
+    def shares(clips: Tensor) -> list[float]:
+        return [attribute_scores(judge, frames, captions).share for frames in clips.unbind(1)]
+
+    real = np.stack([render_clip(animate(scene, pipe.model.config.frames), IMAGE_SIZE) for scene in drawn])
+    real_clips = rearrange(torch.from_numpy(real), "n t h w c -> n t c h w").float() / 255
+    scores: dict[str, Any] = {"real": {"frames": shares(real_clips)}}
     for name in tqdm(accelerators, desc="accelerators"):
         choice = parse_choice(name)
         pipe.set_accelerator(choice.name, **choice.options)
-        clips = pipe(captions, seed=seeds, batch_size=batch_size, output_type="pt", **settings)
-        shown[name] = clips.frames.cpu()
-        forwards[name] = clips.stats.target_forwards / -(-scenes // batch_size)
-    scores: dict[str, Any] = {}
-    for name, frames in shown.items():
-        shares = [attribute_scores(judge, frames[:, frame], captions).share for frame in range(count)]
-        scores[name] = {"frames": shares, "drift": video_drift(shares)}
-        scores[name] |= {"forwards": forwards[name]} if name in forwards else {}
-    return scores | {"scenes": scenes, "seed": seed, "seconds": round(time.monotonic() - began, 1)}
+        clips = pipe(captions, seed=seeds, output_type="pt", **settings)
+        scores[name] = {"frames": shares(clips.frames.cpu()), "forwards": clips.stats.nfe_mean}
+    return scores

@@ -20,49 +20,31 @@ from transformers import T5EncoderModel
 from mmspec.errors import InputError
 from mmspec.training.data.images import DROPPED
 from mmspec.training.run import RunOptions, Training, flush_subnormals
+from mmspec_extras.clusters import cluster_codes
 from mmspec_extras.families.ctf.modeling import CTFConfig, CTFForCausalLM
 from reference.begun import Kept, evenly_spread, shape_of, trained_llamagen
 from reference.image_data import ImageBatch, image_batch
 from reference.image_model import BESIDE_OBJECT, beside_objects, caption_vectors
 from reference.trainer import train_on_scenes
 
-__all__ = ["CoarseLoss", "cluster_codes", "coarsened", "train_coarse"]
-
 PROGRAM = "python -m extras.reference"
 STAGE = 15  # of the seeds of the scenes
 CHECK_SCENES = 32
 DEFAULT_MINUTES = 30.0
-ITERATIONS = 100
 
 
-def cluster_codes(codebook: Tensor, count: int, seed: int = 0) -> Tensor:
-    """Return the cluster [V] of each code vector [V, d] by k-means; none of the `count` clusters is empty.
+def full_clusters(codebook: Tensor, count: int) -> Tensor:
+    """Return the cluster [V] of each code vector [V, d]; an empty cluster takes an entry of the largest one.
 
     Raises:
         InputError: there are more clusters than entries, or none.
     """
     if not 1 <= count <= len(codebook):
         raise InputError("clusters", count, f"must be from 1 to {len(codebook)}, the size of the codebook")
-    noise = torch.Generator().manual_seed(seed)
-    vectors = codebook.detach().double().cpu()
-    if count == len(vectors):
-        return torch.arange(count)
-    centres = vectors[torch.randint(len(vectors), (1,), generator=noise)]
-    while len(centres) < count:  # k-means++
-        apart = torch.cdist(vectors, centres).amin(1).square().clamp_min(1e-12)
-        centres = torch.cat([centres, vectors[torch.multinomial(apart, 1, generator=noise)]])
-    found = torch.full((len(vectors),), -1)
-    for _ in range(ITERATIONS):
-        distances = torch.cdist(vectors, centres)
-        nearest = distances.argmin(1)
-        for empty in (nearest.bincount(minlength=count) == 0).nonzero().flatten():
-            alone = nearest.bincount(minlength=count)[nearest] == 1
-            own = distances.gather(1, nearest[:, None])[:, 0].masked_fill(alone, -1)
-            nearest[own.argmax()] = empty
-        if torch.equal(nearest, found):
-            break
-        found = nearest
-        centres = torch.stack([vectors[found == cluster].mean(0) for cluster in range(count)])
+    found = cluster_codes(codebook, count)
+    for cluster in range(count):
+        if not (found == cluster).any():
+            found[(found == found.mode().values).nonzero()[0]] = cluster
     return found
 
 
@@ -165,7 +147,7 @@ def train_coarse(
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
     kept = Kept(start, training.accelerator.device)
-    found = cluster_codes(kept.vq.quantize.embedding.weight, clusters, training.seed)
+    found = full_clusters(kept.vq.quantize.embedding.weight.detach().cpu(), clusters)
     model = coarsened(start, found, refiner_layers)
 
     def batch_of(seeds: np.ndarray, **which: Any) -> ImageBatch:

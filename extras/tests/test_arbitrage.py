@@ -8,7 +8,6 @@ from transformers import PreTrainedModel
 
 from mmspec.accelerators import build_accelerator
 from mmspec.errors import InputError
-from mmspec_extras.methods.arbitrage.drafter import arbitrage
 from tests.contracts.checks import PROMPTS, llama
 from tests.contracts.running import decode, generate
 from tests.contracts.test_drafters import neighbour
@@ -43,7 +42,8 @@ def written_by_steps(prompt: list[int], advantage: float) -> list[int]:
 
 @pytest.mark.parametrize("advantage", [0.0, 0.5, 1000.0])
 def test_outputs_are_those_of_a_loop_over_steps(advantage: float) -> None:
-    made = arbitrage(neighbour(torch.float32), LONGEST, ENDS, advantage).fit(llama())
+    options = {"num_draft_tokens": LONGEST, "step_ends": ENDS, "advantage": advantage}
+    made = build_accelerator("arbitrage", neighbour(torch.float32), **options).fit(llama())
     run = decode(llama(), PROMPTS, made.drafter, made.rule, max_new_tokens=TOKENS)
     assert run.outputs == [written_by_steps(list(prompt), advantage) for prompt in PROMPTS]
     plain = [generate(llama().model, prompt, TOKENS) for prompt in PROMPTS]
@@ -56,4 +56,4 @@ def test_bad_options_are_refused() -> None:
         with pytest.raises(InputError, match=name):
             build_accelerator("arbitrage", neighbour(torch.float32), **{name: value})
     with pytest.raises(InputError, match="below 64"):
-        arbitrage(neighbour(torch.float32), step_ends=(64,)).fit(llama())
+        build_accelerator("arbitrage", neighbour(torch.float32), step_ends=(64,)).fit(llama())

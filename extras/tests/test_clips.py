@@ -12,11 +12,16 @@ import torch
 from diffusers.image_processor import VaeImageProcessor
 from torch import Tensor
 
-from extras.tests.next_block import next_block_model
 from mmspec.core.random_stream import Purpose, RandomStream
 from mmspec.errors import InputError
 from mmspec.evaluation.contenders import contender, image_examples
+from mmspec.families.images import image_target
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
+from mmspec.plugins import family_of
+from mmspec_extras.families.ctf.modeling import CTFConfig
+from mmspec_extras.families.nbp.modeling import NBPConfig, NBPForCausalLM
+from mmspec_extras.families.nfig.modeling import NFIGConfig
+from tests.families import test_parallel_images
 from tests.families.converted import convert_and_load
 from tests.families.official_layout import GRID, VOCABULARY
 from tests.families.parallel_layout import naive_groups, par_state
@@ -32,6 +37,17 @@ ASKED: dict[str, Any] = {
     "top_k": 0,
     "top_p": 1.0,
 }
+
+
+def next_block_model(par: Any, frames: int = 1) -> NBPForCausalLM:
+    """Return a model of clips with a PAR's weights; a block has as many tokens as the PAR has regions."""
+    shape = par.config.to_dict()
+    block_size = shape.pop("regions")
+    for name in ("model_type", "architectures"):
+        shape.pop(name)
+    model = NBPForCausalLM(NBPConfig(frames=frames, block_size=block_size, **shape))
+    model.load_state_dict(par.state_dict())
+    return model.to(par.dtype).eval()
 
 
 def pipeline(folder: Path, block_size: int, frames: int = FRAMES) -> tuple[dict[str, Tensor], Any]:
@@ -133,3 +149,30 @@ def test_a_folder_draws_clips_whose_frames_can_be_streamed(tmp_path: Path) -> No
     assert np.array_equal(cut[1, 2], np.asarray(output.frames[1][2]))
     tensor = replace(output, images=torch.from_numpy(array).permute(0, 3, 1, 2)).frames
     assert np.array_equal(tensor.permute(0, 1, 3, 4, 2).numpy(), cut)
+
+
+@pytest.fixture
+def targets(tmp_path: Path) -> dict[str, Any]:
+    model = convert_and_load(tmp_path, test_parallel_images.STATES["par"], dtype=torch.float64)
+    return {"nbp": image_target(next_block_model(model))}
+
+
+def test_an_image_does_not_depend_on_its_batch(targets: dict[str, Any]) -> None:
+    images = test_parallel_images.images
+    together, _ = images(targets["nbp"])
+    assert images(targets["nbp"], "none", (2, 0))[0] == [together[2], together[0]]
+    for row in range(3):
+        assert images(targets["nbp"], "none", (row,))[0] == [together[row]]
+
+
+def test_a_cell_sees_all_that_was_decided_before_and_nothing_else(
+    targets: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = test_parallel_images.test_a_cell_sees_all_that_was_decided_before_and_nothing_else
+    check(targets, "nbp", "none", {}, monkeypatch)
+
+
+@pytest.mark.parametrize("config", [CTFConfig, NBPConfig, NFIGConfig])
+def test_families_are_found_by_their_configs(config: Any) -> None:
+    family = family_of(config())
+    assert family is not None and family.draws == "tokens" and family.name == config.model_type

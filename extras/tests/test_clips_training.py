@@ -98,7 +98,7 @@ def test_a_tiny_training_learns_draws_and_is_scored(trained: tuple[Path, list[fl
     plain, real = scores["none"], scores["real"]
     assert plain["forwards"] == TINY.grid + CELLS // TINY.grid - 1 and "forwards" not in real
     assert len(plain["frames"]) == FRAMES and real["frames"][0] > 0.8
-    assert 0 <= plain["frames"][1] <= 1 and scores["sparse_context:context_blocks=3"]["drift"] >= 0
+    assert 0 <= plain["frames"][1] <= 1 and "sparse_context:context_blocks=3" in scores
 
 
 def test_what_cannot_be_is_refused(start: Path, tmp_path: Path) -> None:

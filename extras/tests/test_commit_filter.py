@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from mmspec.accelerators import build_accelerator
 from mmspec.errors import CheckpointError, InputError
@@ -17,7 +17,7 @@ from mmspec.pipelines import MMSpecPipeline
 from mmspec_extras.methods.learned import training
 from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfig
 from mmspec_extras.methods.learned.policy import Learned
-from mmspec_extras.methods.learned.training import Replay, replay, train_filter, watch
+from mmspec_extras.methods.learned.training import Replay, replay, train_filter
 from tests.tiny_models import save_masked
 
 PROMPTS = [
@@ -41,7 +41,7 @@ def test_the_oracle_decodes_the_same_in_no_more_forwards(pipe: Any) -> None:
     for prompt in PROMPTS:
         pipe.set_accelerator("none")
         plain = pipe(**call_of(prompt))
-        seen = replay(pipe, call_of(prompt), UnmaskingDrafter(), 4)
+        seen = Replay.of(replay(pipe, call_of(prompt), UnmaskingDrafter(), "right"))
         assert len(seen.confidence) <= plain.stats.target_forwards
         assert seen.confidence.shape == seen.right.shape == seen.counted.shape
         # every place of the output is right, or was decided as the surest, in its last forward pass
@@ -72,9 +72,9 @@ def test_a_filter_is_trained_and_decodes(pipe: Any, tmp_path: Path) -> None:
 def test_a_head_learns_the_order_and_spot_guesses_by_it(pipe: Any, tmp_path: Path) -> None:
     """The output is that of plain decoding, whatever the head predicts."""
     calls = [call_of(prompt) for prompt in PROMPTS * 3]
-    orders = watch(pipe, calls[0], UnmaskingDrafter(), 4)
-    assert orders.rank.shape == orders.confidence.shape and int((orders.rank == 0).sum()) == len(orders.rank)
-    assert ((orders.rank >= 0) <= (orders.confidence < 1)).all()
+    orders = Replay.of(replay(pipe, calls[0], UnmaskingDrafter(), "order"))
+    assert (orders.right.sum(-1) == 1).all() and (orders.right <= orders.counted).all()
+    assert (orders.counted <= (orders.confidence < 1)).all()
     folder = train_filter(pipe, calls, tmp_path / "head", epochs=60, learn="order")
     record = json.loads((folder / "training.json").read_text())
     assert record["by_confidence"] == 1.0 and 0 <= record["next"] <= 1
@@ -91,17 +91,19 @@ def test_a_head_learns_the_order_and_spot_guesses_by_it(pipe: Any, tmp_path: Pat
 def test_every_tenth_example_is_held_out(pipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file sorted by task has prompts of all tasks in both parts."""
 
-    def numbered(pipe: Any, call: dict[str, Any], drafter: object, length: int) -> Replay:
-        open_places = torch.ones(1, length, dtype=torch.bool)
-        return Replay(torch.full((1, length), call["number"] / 100), open_places, open_places)
+    def numbered(pipe: Any, call: dict[str, Any], drafter: object, learn: str) -> list[training.Pass]:
+        open_places = torch.ones(1, 4, dtype=torch.bool)
+        return [(torch.full((1, 4), call["number"] / 100), open_places, open_places)]
 
     parts: list[list[int]] = []
-    monkeypatch.setitem(training.LEARNT, "right", numbered)
-    monkeypatch.setattr(
-        training,
-        "gathered",
-        lambda some: parts.append([round(100 * float(one.confidence[0, 0])) for one in some]) or some[0],
-    )
+    measured = Replay.of
+
+    def noted(passes: Sequence[training.Pass]) -> Replay:
+        parts.append([round(100 * float(confidence[0, 0])) for confidence, _, _ in passes])
+        return measured(passes)
+
+    monkeypatch.setattr(training, "replay", numbered)
+    monkeypatch.setattr(Replay, "of", noted)
     train_filter(pipe, [{"number": number} for number in range(22)], tmp_path / "filter", epochs=1)
     assert parts == [[0, 10, 20], [number for number in range(22) if number % 10]]
 
@@ -113,20 +115,6 @@ def test_fitting_a_rule_leaves_the_users_filter_alone(pipe: Any) -> None:
     assert rule.model is own and fitted.model is not own
     fitted.model.float()
     assert next(own.parameters()).dtype == torch.float64
-
-
-@pytest.mark.parametrize("fault", ["missing", "nan"])
-def test_a_damaged_filter_is_refused(tmp_path: Path, fault: str) -> None:
-    CommitFilter(CommitFilterConfig(block_length=4)).save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    weights = load_file(file)
-    if fault == "nan":
-        weights["layers.0.bias"][0] = float("nan")
-    else:
-        del weights["layers.0.bias"]
-    save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match="NaN" if fault == "nan" else "missing keys"):
-        Learned(filter=tmp_path)
 
 
 def test_what_cannot_be_trained_or_read_is_refused(pipe: Any, tmp_path: Path) -> None:

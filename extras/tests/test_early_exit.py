@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from extras.tests.running import outputs_alone, outputs_of
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Canvas, Stopping
 from mmspec.core.decoder import Decoder
@@ -92,22 +93,10 @@ def test_all_layers_are_accepted_whole(temperature: float) -> None:
 def test_rows_come_and_go_with_the_keys_that_drafts_read() -> None:
     pipe: Any = VisionLanguagePipeline(*tiny_llava(), accelerator="early_exit", layers=1, num_draft_tokens=3)
     pipe.set_accelerator("early_exit", layers=1, num_draft_tokens=3, length="fixed")
-    asked: list[tuple[str, dict[str, Any]]] = [
-        ("what is there ?", {"images": tiny_images()[:1], "max_new_tokens": 20}),
-        ("red", {"max_new_tokens": 6}),
-        ("which colour is it ?", {"max_new_tokens": 14, "temperature": 0.9, "seed": 3}),
-    ]
-    alone = [pipe(prompt, **settings) for prompt, settings in asked]
-    with pipe.running_batch(rows=3) as batch:
-        found: dict[int, Any] = {}
-        for prompt, settings in asked:
-            batch.enter(prompt, **settings)
-            found |= {each.handle: each.output for each in batch.step()}
-        while batch.handles:
-            found |= {each.handle: each.output for each in batch.step() if each.output}
-    for index, single in enumerate(alone):
-        assert found[index].tokens == single.tokens
-        assert found[index].stats.acceptance_rate == single.stats.acceptance_rate
+    alone = outputs_alone(pipe)
+    for found, single in zip(outputs_of(pipe), alone, strict=True):
+        assert found.tokens == single.tokens
+        assert found.stats.acceptance_rate == single.stats.acceptance_rate
 
 
 def test_what_is_chosen_gives_most_tokens_per_layer() -> None:

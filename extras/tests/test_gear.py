@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from extras.tests.running import outputs_alone, outputs_of
 from mmspec.core.sampling import Sampler
 from mmspec.errors import InputError, UnsupportedModelError
 from mmspec.pipelines import VisionLanguagePipeline
@@ -17,7 +18,7 @@ from mmspec_extras.gear import Packing, compressed
 from mmspec_extras.gear.cache import AXES
 from tests.contracts.running import Recorder, decode, random_prompts
 from tests.oracles import OracleDrafter, RandomTreeDrafter
-from tests.tiny_models import tiny_images, tiny_llama, tiny_llava, tiny_lm, tiny_mistral_sliding
+from tests.tiny_models import tiny_llama, tiny_llava, tiny_lm, tiny_mistral_sliding
 
 PACKING = Packing(bits=2, rank=1, outliers=1, block=8)
 PROMPTS = [*random_prompts(2, seed=6), *random_prompts(1, shortest=17, longest=19, seed=2)]
@@ -128,20 +129,8 @@ def test_rows_come_and_go_with_their_packed_blocks() -> None:
     pipe: Any = VisionLanguagePipeline(*tiny_llava())
     pipe.target = compressed(pipe.target, Packing(bits=4, block=16))
     pipe.set_accelerator("copy", num_draft_tokens=4, length="fixed")
-    asked: list[tuple[str, dict[str, Any]]] = [
-        ("what is there ?", {"images": tiny_images()[:1], "max_new_tokens": 40}),
-        ("red", {"max_new_tokens": 20}),
-        ("which colour is it ?", {"max_new_tokens": 36, "temperature": 0.9, "seed": 3}),
-    ]
-    alone = [pipe(prompt, **settings) for prompt, settings in asked]
-    with pipe.running_batch(rows=3) as batch:
-        found: dict[int, Any] = {}
-        for prompt, settings in asked:
-            batch.enter(prompt, **settings)
-            found |= {each.handle: each.output for each in batch.step()}
-        while batch.handles:
-            found |= {each.handle: each.output for each in batch.step() if each.output}
-    assert [found[index].tokens for index in range(3)] == [single.tokens for single in alone]
+    alone = [single.tokens for single in outputs_alone(pipe, 22)]
+    assert [found.tokens for found in outputs_of(pipe, 22)] == alone
 
 
 def test_bytes_are_those_of_the_packed_parts(target: Any) -> None:

@@ -41,41 +41,31 @@ def test_a_label_is_of_the_reply_that_goes_on_behind_the_token(pipe: Any) -> Non
     plain = generate(pipe.model, prompt, 16)
     assert len(labels) == 3
     for label in labels:
-        place, before = label["place"], [*prompt, *plain[: label["place"]]]
-        assert label["token"] != plain[place]
-        behind = generate(pipe.model, [*before, label["token"]], 16 - place - 1) if place < 15 else []
+        place, before = label.place, [*prompt, *plain[: label.place]]
+        assert label.token != plain[place]
+        behind = generate(pipe.model, [*before, label.token], 16 - place - 1) if place < 15 else []
         texts = [
             pipe.tokenizer.decode(ids, skip_special_tokens=True)
-            for ids in (plain[place:], [label["token"], *behind])
+            for ids in (plain[place:], [label.token, *behind])
         ]
-        assert label["agreement"] == round(agreement(*texts, "words"), 4)
-        ids = torch.tensor([[*before, label["token"]]])
+        assert label.agreement == agreement(*texts, "words")
+        ids = torch.tensor([[*before, label.token]])
         with torch.no_grad():
             state = pipe.model(ids, output_hidden_states=True).hidden_states[-1][0, -1]
-        torch.testing.assert_close(torch.tensor(label["state"]), state, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(label.state, state, rtol=1e-3, atol=1e-4)
 
 
-def test_an_interrupted_training_goes_on_and_its_judge_decodes(pipe: Any, tmp_path: Path) -> None:
+def test_a_judge_is_trained_on_labels_and_decodes(pipe: Any, tmp_path: Path) -> None:
     calls, out = [call_of(prompt) for prompt in PROMPTS], tmp_path / "judge"
     how: dict[str, Any] = {"answer": "words", "bar": 0.12, "tokens_per_prompt": 6}
     drafts = pipe.accelerator
-    whole = train_judge(pipe, calls, out, **how)
-    assert pipe.accelerator is drafts
-    file, weights = out / "labels.jsonl", (whole / "model.safetensors").read_bytes()
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:9]))
-    kept = json.loads(lines[8])["prompt"]
-    file.write_text("".join(line for line in lines if json.loads(line).get("prompt", 0) <= kept))
     train_judge(pipe, calls, out, **how)
-    assert file.read_text().splitlines(keepends=True) == lines
-    assert (out / "model.safetensors").read_bytes() == weights
+    assert pipe.accelerator is drafts
     record = json.loads((out / "training.json").read_text())
-    assert record["labels"] == len(lines) - 1 and 0 <= record["auc"] <= 1 and 0 < record["harmless"] < 1
-    with pytest.raises(InputError, match="new folder"):
-        train_judge(pipe, calls, out, **{**how, "tokens_per_prompt": 5})
+    assert record["labels"] > 5 and 0 <= record["auc"] <= 1 and 0 < record["harmless"] < 1
     with pytest.raises(InputError, match="answer"):
         train_judge(pipe, calls, out, answer="sense")
-    with pytest.raises(InputError, match="one kind|must be larger"):
+    with pytest.raises(InputError, match="must be larger"):
         train_judge(pipe, calls, out, **{**how, "bar": 1.1})
     pipe.set_accelerator("copy", acceptance="judge", judge=str(out), threshold=0.1)
     output = pipe(**calls[0])

@@ -119,23 +119,12 @@ def test_every_rule_decides_something_and_nothing_that_is_not_open(monkeypatch: 
     test_places.test_every_rule_decides_something_and_nothing_that_is_not_open()
 
 
-@pytest.mark.parametrize(
-    ("name", "bad"),
-    [
-        ("factor", {"factor": -1.0}),
-        ("prophet", {"gap": -1.0}),
-        ("end_weight", {"end_weight": 1.5}),
-        ("ascending", {"places_per_step": 0}),
-    ],
-)
-def test_settings_out_of_range_are_refused(name: str, bad: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=next(iter(bad))):
-        build_accelerator(name, **bad)
-
-
-def test_accelerators_are_lossy() -> None:
-    for name in ("factor", "prophet", "end_weight", "ascending"):
+def test_rules_are_lossy_and_refuse_settings_out_of_range() -> None:
+    bad = {"factor": ("factor", -1.0), "prophet": ("gap", -1.0), "end_weight": ("end_weight", 1.5)}
+    for name, (option, value) in (bad | {"ascending": ("places_per_step", 0)}).items():
         assert build_accelerator(name, block_length=4).exactness == "lossy"
+        with pytest.raises(InputError, match=option):
+            build_accelerator(name, **{option: value})
 
 
 @pytest.mark.parametrize("name", ["end_weight", "prophet"])

@@ -13,7 +13,8 @@ from mmspec.core.draft import DraftKind
 from mmspec.core.random_stream import RandomStream
 from mmspec.plugins import RULES
 from mmspec.trees.relaxed_sampling import RelaxedSampling
-from mmspec_extras.methods.released.grouped import ReleasedGrouped, cluster_codes, cluster_ratio
+from mmspec_extras.clusters import cluster_codes
+from mmspec_extras.methods.released.grouped import ReleasedGrouped, cluster_ratio
 from mmspec_extras.methods.released.lantern import ReleasedLantern
 from tests.contracts.toy import dirichlet
 from tests.methods import slow_rules

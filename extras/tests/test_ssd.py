@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from extras.tests.vertical_checks import head_for
 from mmspec.accelerator import default_rule
 from mmspec.core.canvas import Canvas
 from mmspec.core.draft import Draft
@@ -18,7 +17,9 @@ from mmspec.core.image_grid import ImageGrid
 from mmspec.core.interfaces import Request
 from mmspec.core.random_stream import RandomStream
 from mmspec.core.sampling import Sampler
+from mmspec.targets import CausalTarget
 from mmspec_extras.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
+from mmspec_extras.methods.ssd.head import VerticalConfig, VerticalHead
 from tests.contracts.checks import check_words
 from tests.contracts.running import FanOutTarget, decode
 from tests.tiny_models import tiny_lm_v8
@@ -27,6 +28,20 @@ from tests.trees.jacobi_checks import images
 PROMPT = (3, 1, 4)
 GRID = ImageGrid(rows=3, columns=2, codebook_size=8)
 LARGE = ImageGrid(rows=6, columns=4, codebook_size=8)
+
+
+def head_for(target: CausalTarget, seed: int = 0, strength: float = 3.0, **settings: Any) -> VerticalHead:
+    """Return a random head in the target's precision."""
+    config = VerticalConfig.for_target(target.config, target.vocabulary, width=16)
+    for setting, value in settings.items():
+        setattr(config, setting, value)
+    with torch.random.fork_rng(devices=[]):
+        head = VerticalHead(config).to(target.dtype).eval()
+    noise = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in (head.of_states.weight, head.to_states.weight):
+            weight.normal_(std=strength * weight.shape[-1] ** -0.5, generator=noise)
+    return head
 
 
 @functools.cache

@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from extras.tests import vertical_checks
+from extras.tests.test_ssd import head_for
 from mmspec.accelerators import build_accelerator
 from mmspec.assets import find_assets
 from mmspec.errors import InputError
-from mmspec.evaluation.speed.tuning import variants
 from mmspec.families.images import image_target
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec.pipelines import MMSpecPipeline
 from mmspec.pipelines.image_prompts import image_requests
-from mmspec.training.recipes import RECIPES
 from mmspec.trees.jacobi import JacobiDrafter
 from mmspec.trees.jacobi_session import WindowDrafter
 from mmspec_extras.methods.ssd.drafter import VerticalDrafter
@@ -37,12 +35,12 @@ from tests.trees.jacobi_checks import draw, images
 
 
 def ssd(window: int, coupling: str = "maximal", **tree: Any) -> WindowDrafter:
-    return VerticalDrafter(vertical_checks.head_for(images()), window, coupling, **tree).fit(images())
+    return VerticalDrafter(head_for(images()), window, coupling, **tree).fit(images())
 
 
 def sampled(**options: Any) -> VerticalDrafter:
     target = test_honest_q.target_of()
-    return VerticalDrafter(vertical_checks.head_for(target), **{"window": 5, **options}).fit(target)
+    return VerticalDrafter(head_for(target), **{"window": 5, **options}).fit(target)
 
 
 @pytest.mark.parametrize("tree", [{}, test_honest_q.TREE])
@@ -80,27 +78,22 @@ def test_families_draw_the_images_of_plain_decoding(family: str) -> None:
         target = image_target(model)
         size = {"height": 4 * target.stride, "width": 3 * target.stride}
         requests = image_requests(target, ["a red circle", "blue"], guided=True, tokenizer=tokenizer, **size)
-    head, window = vertical_checks.head_for(target), min(8, requests[0].layout.length)
+    head, window = head_for(target), min(8, requests[0].layout.length)
     fast = build_accelerator("ssd", model=head, window=window, coupling="exact").fit(target)
     expected, _ = draw_images(target, build_accelerator("none"), requests, 3.0, 0.9)
     assert draw_images(target, fast, requests, 3.0, 0.9)[0] == expected
 
 
 def unfitted(**head: Any) -> VerticalDrafter:
-    return VerticalDrafter(vertical_checks.head_for(images(), **head), 12)
+    return VerticalDrafter(head_for(images(), **head), 12)
 
 
 UNFIT: list[tuple[Callable[[], Any], str]] = [
     (lambda: unfitted(hidden_size=48).fit(images()), "whose hidden size is"),
     (lambda: draw(unfitted().fit(images()), grid=test_refusals.SMALL), "window must be from 1 to 6"),
-    (lambda: VerticalDrafter(vertical_checks.head_for(precise())).fit(precise()), "target must"),
+    (lambda: VerticalDrafter(head_for(precise())).fit(precise()), "target must"),
     (lambda: draw(unfitted(columns=16).fit(images())), "image size must have rows of 16"),
     (lambda: unfitted(codebook=[1.0] * 16).fit(images()), "another codebook"),
-    (
-        lambda: build_accelerator("ssd", model=vertical_checks.head_for(images()), coupling="maximum"),
-        "coupling",
-    ),
-    (lambda: RECIPES["ssd"].build(images(), frequent_tokens=5), "frequent_tokens"),
 ]
 
 
@@ -117,7 +110,7 @@ def test_layouts_without_rows_are_refused_before_the_prompt_is_read(monkeypatch:
     def read(*_: object) -> None:
         raise AssertionError("the prompt was read")
 
-    accelerator = build_accelerator("ssd", model=vertical_checks.head_for(test_layouts.images()))
+    accelerator = build_accelerator("ssd", model=head_for(test_layouts.images()))
     monkeypatch.setattr(test_layouts.images(), "prefill", read)
     message = (
         "image layout must be the grid of a single image, whose rows a vertical head reads; got '33 tokens'"
@@ -125,15 +118,6 @@ def test_layouts_without_rows_are_refused_before_the_prompt_is_read(monkeypatch:
     request = test_layouts.request(5, test_layouts.VIDEO)
     with pytest.raises(InputError, match=message):
         test_layouts.draw(test_layouts.images(), accelerator, [request], test_layouts.SAMPLED)
-
-
-def test_tuned_windows_fit_the_image() -> None:
-    class Drawing:
-        class grid:
-            length = 16
-
-    target: Any = Drawing
-    assert variants("ssd", target, 0.1) == ["ssd:window=8", "ssd:window=16"]
 
 
 def test_a_head_learns_from_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from extras.tests.vertical_checks import head_for
+from extras.tests.test_ssd import head_for
 from mmspec.core.image_grid import FREE
 from mmspec.core.interfaces import Request
 from mmspec.core.plain import NoDrafter

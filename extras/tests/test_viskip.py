@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from extras.tests.running import outputs_alone, outputs_of
 from mmspec.accelerators import build_accelerator
 from mmspec.core.canvas import Stopping
 from mmspec.errors import InputError
 from mmspec.methods.draft_model.drafter import visual_places
 from mmspec.pipelines import VisionLanguagePipeline
 from mmspec.targets import CausalTarget, VisionLanguageTarget
-from mmspec.trees.rejection import SpeculativeSampling
 from mmspec_extras.methods.viskip.drafter import VisualSkipSession
 from tests.targets import loop
 from tests.tiny_models import encode, tiny_images, tiny_llava, tiny_qwen3_5, user_message
@@ -74,32 +74,7 @@ def test_rows_come_and_go_and_sample_what_they_sample_alone() -> None:
     pipe: Any = VisionLanguagePipeline(*tiny_llava())
     pipe.set_accelerator("viskip", drafter=tiny_llava()[0], num_draft_tokens=3, threshold=THRESHOLD)
     plain: Any = VisionLanguagePipeline(*tiny_llava(), accelerator="none")
-    drawn = {"max_new_tokens": 14, "temperature": 0.9, "seed": 3}
-    asked: list[tuple[str, dict[str, Any]]] = [
-        ("what is there ?", {"images": tiny_images()[:1], "max_new_tokens": 20}),
-        ("red", {"max_new_tokens": 6}),
-        ("which colour ?", {"images": tiny_images()[1:2], **drawn}),
-    ]
-    with pipe.running_batch(rows=3) as batch:
-        found: dict[int, Any] = {}
-        for prompt, settings in asked:
-            batch.enter(prompt, **settings)
-            found |= {each.handle: each.output for each in batch.step()}
-        while batch.handles:
-            found |= {each.handle: each.output for each in batch.step() if each.output}
-    for index, (prompt, settings) in enumerate(asked):
-        assert found[index].tokens == plain(prompt, **settings).tokens
-
-
-def test_rejection_rules_read_rounds_without_drafts(inputs: list[dict[str, Any]]) -> None:
-    """Every row rests, and then drawn drafts are verified, beside rows that rest."""
-    target = VisionLanguageTarget(tiny_llava()[0])
-    for threshold in (0.0, THRESHOLD):
-        chosen = build_accelerator("viskip", tiny_llava()[0], threshold=threshold)
-        inner = build_accelerator("draft_model", tiny_llava()[0], sampling="sampled").drafter
-        chosen = type(chosen)("viskip", type(chosen.drafter)(inner, threshold), SpeculativeSampling())
-        run = loop.decode(target, chosen.fit(target), inputs, Stopping(12))
-        assert run.outputs == [loop.generate(target.model, each, 12) for each in inputs]
+    assert [found.tokens for found in outputs_of(pipe)] == [each.tokens for each in outputs_alone(plain)]
 
 
 def test_what_cannot_be_read_is_refused() -> None:

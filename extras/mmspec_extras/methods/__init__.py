@@ -3,5 +3,4 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-FOLDERS = [import_module(f"{__name__}.{each.name}") for each in iter_modules(__path__)]
-METHODS = tuple(method for folder in FOLDERS for method in folder.METHODS)
+METHODS = tuple(import_module(f"{__name__}.{folder.name}").METHOD for folder in iter_modules(__path__))

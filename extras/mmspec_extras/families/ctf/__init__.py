@@ -3,9 +3,4 @@
 from mmspec.families.llamagen import kin
 from mmspec_extras.families.ctf.modeling import CTFForCausalLM
 
-FAMILIES = (
-    kin(
-        CTFForCausalLM,
-        "mmspec_extras.families.ctf.target:CTFTarget",
-    ),
-)
+FAMILIES = (kin(CTFForCausalLM, "mmspec_extras.families.ctf.target:CTFTarget"),)

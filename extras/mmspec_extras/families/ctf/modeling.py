@@ -20,8 +20,6 @@ from mmspec.families.llamagen.modeling import (
     raster_rotation,
 )
 
-__all__ = ["CTFConfig", "CTFForCausalLM", "CTFModel", "CTFRefiner"]
-
 
 @strict
 class CTFConfig(LlamaGenConfig):

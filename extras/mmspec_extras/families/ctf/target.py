@@ -12,8 +12,6 @@ from mmspec.errors import CheckpointError
 from mmspec.families.llamagen.target import LlamaGenTarget
 from mmspec_extras.families.ctf.modeling import CTFConfig, CTFForCausalLM
 
-__all__ = ["CTFTarget"]
-
 
 class CTFTarget(LlamaGenTarget):
     """Adapter from a LlamaGen of coarse tokens to the Target interface.

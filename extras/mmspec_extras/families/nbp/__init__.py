@@ -3,10 +3,4 @@
 from mmspec.families.llamagen import kin
 from mmspec_extras.families.nbp.modeling import NBPForCausalLM
 
-FAMILIES = (
-    kin(
-        NBPForCausalLM,
-        "mmspec_extras.families.nbp.target:NBPTarget",
-        accelerator="none",
-    ),
-)
+FAMILIES = (kin(NBPForCausalLM, "mmspec_extras.families.nbp.target:NBPTarget", accelerator="none"),)

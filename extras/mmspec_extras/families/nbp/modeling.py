@@ -8,8 +8,6 @@ from mmspec.families.llamagen.configuration import LlamaGenConfig
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.par.modeling import PARModel
 
-__all__ = ["NBPConfig", "NBPForCausalLM", "NBPModel"]
-
 
 @strict
 class NBPConfig(LlamaGenConfig):

@@ -12,8 +12,6 @@ from mmspec.core.draft import Nodes
 from mmspec.families.par.target import PARTarget
 from mmspec.families.parallel_images.target import CellGroup
 
-__all__ = ["NBPTarget", "RecentBlocks"]
-
 
 @dataclass(frozen=True)
 class RecentBlocks(CellGroup):

@@ -23,8 +23,6 @@ from mmspec.core.verdict import Path
 from mmspec.errors import InputError
 from mmspec.targets.model_target import ModelTarget
 
-__all__ = ["AnySubsetTarget", "Gaps"]
-
 XLNET_MASK = 6
 KNOWN = -1  # rank of the places that the prompt gives
 
@@ -67,7 +65,6 @@ class AnySubsetTarget(ModelTarget[Gaps]):
 
     Args:
         model: a loaded XLNet with an LM head, in eval mode.
-        mask_token_id: token that marks a gap in prompts; None for that of the config, or else XLNet's.
 
     Raises:
         InputError: the model has no end token.
@@ -75,12 +72,11 @@ class AnySubsetTarget(ModelTarget[Gaps]):
 
     prefix_cache = None
 
-    def __init__(self, model: PreTrainedModel, mask_token_id: int | None = None) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         self.model: Any = model
         self.config: Any = None  # no head reads its states
         own = getattr(model.config, "mask_token_id", None)
-        given = (each for each in (mask_token_id, own) if each is not None)  # 0 is valid
-        self.mask_token_id: int = next(given, XLNET_MASK)
+        self.mask_token_id: int = XLNET_MASK if own is None else own  # marks a gap in prompts; 0 is valid
         self.end: Any = model.config.eos_token_id
         self.vocabulary: int = model.config.vocab_size
         self.device: torch.device = model.device

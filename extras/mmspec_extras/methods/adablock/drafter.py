@@ -15,8 +15,6 @@ from mmspec.errors import InputError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter, UnmaskingSession
 from mmspec_extras.methods.adablock.policy import AdaBlock, BlockFill
 
-__all__ = ["AdaptiveBlocksDrafter", "adablock"]
-
 
 class AdaptiveSession(UnmaskingSession):
     """Blocks of a batch.

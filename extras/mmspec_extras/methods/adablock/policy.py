@@ -15,8 +15,6 @@ from mmspec.errors import InputError
 from mmspec.places.policies import NOWHERE, PlaceRule, Places
 from mmspec.validation import is_integer, is_list, require_number
 
-__all__ = ["AdaBlock", "BlockFill"]
-
 
 @dataclass(frozen=True)
 class BlockFill(Fill):
@@ -61,13 +59,7 @@ class AdaBlock(PlaceRule):
             raise InputError("delimiters", self.delimiters, "must be token ids")
         if not is_integer(self.block_length) or self.block_length < 1:
             raise InputError("block_length", self.block_length, "must be a positive integer")
-        require_number(
-            "threshold",
-            self.threshold,
-            0.0,
-            2.0,
-            "must be a probability, or larger to decide one place per step",
-        )
+        require_number("threshold", self.threshold, 0.0, 2.0, "must be at least 0")
         require_number("delimiter_threshold", self.delimiter_threshold, 0.0, 2.0, "must be at least 0")
         require_number("window", self.window, 0.0, 1.0, "must be a share of the output, between 0 and 1")
 

@@ -2,15 +2,12 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "arbitrage",
-        "a smaller model writes whole steps; the target writes those that it would write much better",
-        "2512.05033",
-        drafter="mmspec_extras.methods.arbitrage.drafter:StepDrafter",
-        make="mmspec_extras.methods.arbitrage.drafter:arbitrage",
-        rule="step_margin",
-        rules={"step_margin": "mmspec_extras.methods.arbitrage.rule:StepMargin"},
-        needs="a smaller model with the target's tokenizer",
-    ),
+METHOD = Method(
+    "arbitrage",
+    "a smaller model writes whole steps; the target writes those that it would write much better",
+    "2512.05033",
+    drafter="mmspec_extras.methods.arbitrage.drafter:StepDrafter",
+    rule="step_margin",
+    rules={"step_margin": "mmspec_extras.methods.arbitrage.rule:StepMargin"},
+    needs="a smaller model with the target's tokenizer",
 )

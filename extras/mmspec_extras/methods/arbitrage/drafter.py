@@ -9,22 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator
 from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, Tree
 from mmspec.core.indexing import take
-from mmspec.core.interfaces import AnyTarget, Drafter, TargetOutput
+from mmspec.core.interfaces import AnyTarget, TargetOutput
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
-from mmspec.methods.draft_model.choice import draft_model
+from mmspec.methods.draft_model.drafter import DraftModelDrafter
 from mmspec.validation import is_integer
-from mmspec_extras.methods.arbitrage.rule import StepMargin
-from mmspec_extras.resting import RestingDrafter, RestingSession
-
-__all__ = ["StepDrafter", "StepSession", "arbitrage"]
+from mmspec_extras.draft_models import RestingSession, TextModelDrafter
 
 
 class StepSession(RestingSession):
@@ -36,11 +32,13 @@ class StepSession(RestingSession):
 
     row_fields = named("left")
 
-    def __init__(self, drafter: StepDrafter, batch: PromptBatch) -> None:
+    drafter: StepDrafter
+
+    def __init__(self, drafter: DraftModelDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
         device = batch.prefill.logits.device
         self.left = torch.zeros(len(batch.requests), dtype=torch.long, device=device)
-        self.ends = torch.tensor(drafter.step_ends, dtype=torch.long, device=device)
+        self.ends = torch.tensor(self.drafter.step_ends, dtype=torch.long, device=device)
 
     def resting(self) -> Tensor:
         return self.left > 0
@@ -59,42 +57,28 @@ class StepSession(RestingSession):
         self.left = left.clamp_min(0).where(~ends, 0)
 
 
-class StepDrafter(RestingDrafter):
-    """Drafts a step with the wrapped drafter of chains, and rests while the target writes one.
-
-    Args:
-        inner: the wrapped drafter; its draft length is the largest length of a step.
-        step_ends: ids of the tokens that end a step; without any, all steps have the largest length.
-
-    Raises:
-        InputError: an id is not a token; checked for the target in `fit`.
-    """
-
-    session = StepSession
-
-    def __init__(self, inner: Drafter, step_ends: Sequence[int] = ()) -> None:
-        super().__init__(inner)
-        if not all(is_integer(token) and token >= 0 for token in step_ends):
-            raise InputError("step_ends", step_ends, "must be ids of tokens")
-        self.step_ends = tuple(step_ends)
-
-    def fit(self, target: AnyTarget) -> StepDrafter:
-        if any(token >= target.vocabulary for token in self.step_ends):
-            rule = f"must be ids of tokens, below {target.vocabulary}"
-            raise InputError("step_ends", self.step_ends, rule)
-        return StepDrafter(self.inner.fit(target), self.step_ends)
-
-
-def arbitrage(
-    model: Any, num_draft_tokens: int = 32, step_ends: Sequence[int] = (), advantage: float = 0.1
-) -> Accelerator:
-    """Let a smaller model write the steps that the target would not write much better.
+class StepDrafter(TextModelDrafter):
+    """Drafts a step with a smaller model, and rests while the target writes one.
 
     Args:
         model: the draft model.
         num_draft_tokens: largest number of tokens of a step.
-        step_ends: see `StepDrafter`.
-        advantage: see `StepMargin`.
+        step_ends: ids of the tokens that end a step; without any, all steps have the largest length.
+
+    Raises:
+        InputError: a value is out of range; in `fit`, an id is not a token of the target.
     """
-    inner = draft_model(model, num_draft_tokens, "greedy").drafter
-    return Accelerator("arbitrage", StepDrafter(inner, step_ends), StepMargin(advantage))
+
+    session = StepSession
+
+    def __init__(self, model: Any, num_draft_tokens: int = 32, step_ends: Sequence[int] = ()) -> None:
+        super().__init__(model, num_draft_tokens)
+        if not all(is_integer(token) and token >= 0 for token in step_ends):
+            raise InputError("step_ends", step_ends, "must be ids of tokens")
+        self.step_ends = tuple(step_ends)
+
+    def check(self, target: AnyTarget) -> None:
+        super().check(target)
+        if any(token >= target.vocabulary for token in self.step_ends):
+            rule = f"must be ids of tokens, below {target.vocabulary}"
+            raise InputError("step_ends", self.step_ends, rule)

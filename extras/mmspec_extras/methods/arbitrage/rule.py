@@ -15,8 +15,6 @@ from mmspec.core.random_stream import RandomStream
 from mmspec.core.verdict import Path
 from mmspec.validation import require_number
 
-__all__ = ["StepMargin"]
-
 
 @dataclass(frozen=True)
 class StepMargin(AcceptanceRule):

@@ -9,8 +9,6 @@ from torch import Tensor
 from mmspec.places.policies import Places
 from mmspec_extras.methods.end_weight.policy import EndWeight
 
-__all__ = ["Ascending"]
-
 
 @dataclass(frozen=True)
 class Ascending(EndWeight):

@@ -2,11 +2,9 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "assd",
-        "drafts the next gaps of a text with the target itself (XLNet), each independent of the others",
-        "2504.20456",
-        drafter="mmspec_extras.methods.assd.drafter:AnySubsetDrafter",
-    ),
+METHOD = Method(
+    "assd",
+    "drafts the next gaps of a text with the target itself (XLNet), each independent of the others",
+    "2504.20456",
+    drafter="mmspec_extras.methods.assd.drafter:AnySubsetDrafter",
 )

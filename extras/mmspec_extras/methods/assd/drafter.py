@@ -19,12 +19,10 @@ from mmspec.core.interfaces import DraftSession, Target
 from mmspec.core.random_stream import Purpose
 from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.trees.siblings import kind_of
 from mmspec.validation import check_draft_tokens
 from mmspec_extras.families.xlnet.target import AnySubsetTarget
-
-__all__ = ["AnySubsetDrafter"]
 
 
 class AnySubsetSession(DraftSession):
@@ -68,8 +66,7 @@ class AnySubsetDrafter(SessionDrafter):
 
     def __init__(self, num_draft_tokens: int = 5, sampling: str = "sampled") -> None:
         self.num_draft_tokens = check_draft_tokens(num_draft_tokens)
-        if sampling not in ("sampled", "coupled"):
-            raise InputError("sampling", sampling, did_you_mean(sampling, ("sampled", "coupled")))
+        require_known("sampling", sampling, ("sampled", "coupled"))
         self.kind, self.sampling = kind_of(sampling), sampling
         self.max_nodes = num_draft_tokens + 1
 

@@ -15,8 +15,6 @@ from mmspec.heads.drafter import LevelDrafter
 from mmspec.heads.feature_session import FeatureDrafter, FeatureSession
 from mmspec_extras.methods.chimera.head import GRAM, ChimeraHead
 
-__all__ = ["ChimeraDrafter", "ChimeraSession"]
-
 
 class ChimeraSession(FeatureSession):
     """Trigrams, an encoder and decoders that draft for one batch.

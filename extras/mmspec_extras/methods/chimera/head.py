@@ -14,8 +14,6 @@ from mmspec.heads.model import Prompts
 from mmspec.methods.hydra.head import HydraConfig, HydraHead, HydraMLP
 from mmspec.visual_tokens.splice import PromptRows
 
-__all__ = ["GRAM", "ChimeraConfig", "ChimeraHead"]
-
 GRAM = 3  # tokens that the trigram encoder reads
 
 

@@ -11,8 +11,6 @@ from mmspec.methods.hydra.loss import HydraLoss, same
 from mmspec.training.losses.base import Blocks, Reading
 from mmspec_extras.methods.chimera.head import GRAM, ChimeraHead
 
-__all__ = ["ChimeraLoss"]
-
 
 class ChimeraLoss(HydraLoss):
     """Cross-entropy of all levels with the target's distributions.

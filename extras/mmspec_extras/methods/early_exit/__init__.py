@@ -2,11 +2,9 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "early_exit",
-        "drafts with the first `layers` layers of the target and its LM head, on its keys and values",
-        "2504.05598",
-        drafter="mmspec_extras.methods.early_exit.drafter:EarlyExitDrafter",
-    ),
+METHOD = Method(
+    "early_exit",
+    "drafts with the first `layers` layers of the target and its LM head, on its keys and values",
+    "2504.05598",
+    drafter="mmspec_extras.methods.early_exit.drafter:EarlyExitDrafter",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -14,8 +14,6 @@ from mmspec.heads.configuration import SizedHeadConfig
 from mmspec.heads.model import DraftingHead
 from mmspec.models.replaced import Replacement
 from mmspec.open_types import AnyFunction
-
-__all__ = ["Adapters", "AdaptersConfig"]
 
 EPSILON = 1e-6
 
@@ -67,7 +65,7 @@ class Adapters(DraftingHead):
         return (states + size * (silu(states / size @ self.down[layer].mT) @ self.up[layer].mT)).to(given)
 
     def beside(
-        self, layers: Sequence[nn.Module], gates: Sequence[Tensor | None] | None = None
+        self, layers: Iterable[nn.Module], gates: Sequence[Tensor | None] | None = None
     ) -> list[Replacement]:
         """Replacements of the `forward` of the first layers of the target, with the maps after them.
 

@@ -26,44 +26,35 @@ from mmspec.core.session import PromptBatch, SessionDrafter
 from mmspec.errors import InputError
 from mmspec.targets.causal import CausalState, CausalTarget
 from mmspec.trees.growth import StaticTree, TreeGrowth
-from mmspec.trees.pacing import DEFAULT_PACING, PacingConfig, half_lengths
+from mmspec.trees.pacing import DEFAULT_PACING, half_lengths
 from mmspec.trees.siblings import SiblingDraws
 from mmspec.validation import check_draft_tokens, is_integer
-from mmspec_extras.methods.early_exit.exits import FirstLayers, count_layers, head_cost
-
-__all__ = ["EarlyExitDrafter", "ExitRates", "best_exit", "tokens_per_layer"]
+from mmspec_extras.methods.early_exit.exits import count_layers, first_layers, head_cost
 
 AUTO = "auto"
 PARTS = 8  # of the stack of layers; the exits to choose among lie between them
 
 
-def tokens_per_layer(rate: float, exit: int, length: int, layers: int, head: float) -> float:
-    """Return the expected tokens of a round, divided by the layers that it runs (TPL of DEL, 2504.05598).
+def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -> tuple[int, int]:
+    """Return the exit and the draft length with the most expected tokens per layer (TPL of DEL, 2504.05598).
 
     Args:
-        rate: probability that a draft token is accepted if those before it are.
-        exit: number of layers that draft.
-        length: number of draft tokens; 0 is a plain round.
+        rates: by exit, the probability that a draft token is accepted if those before it are.
+        most: largest draft length.
         layers: number of layers of the target.
         head: cost of the LM head in layers; every forward pass runs the LM head.
-    """
-    tokens = sum(rate**drafted for drafted in range(length + 1))
-    return tokens / (length * (exit + head) + layers + head)
-
-
-def best_exit(rates: Mapping[int, float], most: int, layers: int, head: float) -> tuple[int, int]:
-    """Return the exit and the draft length with the most expected tokens per layer.
-
-    Args:
-        rates: acceptance rates by exit.
-        most: largest draft length.
-        layers, head: see `tokens_per_layer`.
 
     Returns:
         The exit and the length; the length is 0 if no draft is better than plain rounds.
     """
+
+    def tokens_per_layer(choice: tuple[int, int]) -> float:
+        exit, length = choice
+        tokens = sum(rates[exit] ** drafted for drafted in range(length + 1))
+        return tokens / (length * (exit + head) + layers + head)
+
     choices = [(exit, length) for length in range(most + 1) for exit in rates]  # max keeps the shortest
-    return max(choices, key=lambda each: tokens_per_layer(rates[each[0]], each[0], each[1], layers, head))
+    return max(choices, key=tokens_per_layer)
 
 
 class ExitRates:
@@ -75,14 +66,13 @@ class ExitRates:
 
     Args:
         exits: numbers of layers to choose among.
-        layers, head: see `tokens_per_layer`.
-        config: constants of pacing.
+        layers, head: see `best_exit`.
     """
 
-    def __init__(
-        self, exits: Sequence[int], layers: int, head: float, config: PacingConfig = DEFAULT_PACING
-    ) -> None:
-        self.exits, self.layers, self.head, self.config = exits, layers, head, config
+    config = DEFAULT_PACING
+
+    def __init__(self, exits: Sequence[int], layers: int, head: float) -> None:
+        self.exits, self.layers, self.head = exits, layers, head
         self._right, self._wrong = dict.fromkeys(exits, 0.0), dict.fromkeys(exits, 0.0)
         self._trials = dict.fromkeys(exits, 0)
         self._rounds = 0
@@ -142,7 +132,7 @@ class EarlyExitSession(DraftSession):
         if not self.length:
             return Tree.chain(canvas.root[:, None], DraftKind.COUPLED)
         noise = self.sampler, self.random, canvas.emitted
-        draws = SiblingDraws(DraftKind.COUPLED, *noise, self.drafter.readers[self.exit].vocabulary)
+        draws = SiblingDraws(DraftKind.COUPLED, *noise, self.drafter.uncompiled.vocabulary)
         growth = TreeGrowth(chain_of(self.length, self.drafter.stop_below), canvas.root, draws)
         tokens = canvas.root[:, None]
         while True:
@@ -174,7 +164,7 @@ class EarlyExitSession(DraftSession):
             count: number of last tokens that these layers have not read.
         """
         self.passes += 1
-        target, chain = self.drafter.readers[exit], Tree.chain(tokens, DraftKind.COUPLED).nodes
+        target, chain = self.drafter.uncompiled, Tree.chain(tokens, DraftKind.COUPLED).nodes
         last, visible = tokens[:, -count:], chain.visible[:, -count:]
         # slots after the committed tokens, whose length stays: verification writes all these slots again
         node = replace(chain, tokens=last, slots=chain.slots[:, -count:], visible=visible)
@@ -186,7 +176,7 @@ class EarlyExitSession(DraftSession):
 
     def layers(self, exit: int) -> AbstractContextManager[None]:
         """Return a context in which the target runs the layers of an exit alone."""
-        return self.drafter.first[exit]()
+        return first_layers(self.drafter.uncompiled.model, exit)
 
 
 class EarlyExitDrafter(SessionDrafter):
@@ -204,8 +194,7 @@ class EarlyExitDrafter(SessionDrafter):
 
     Attributes:
         exits: numbers of layers that may draft.
-        readers: a copy of the target for each exit, whose forward passes are compiled separately.
-        first: the first layers for each exit.
+        uncompiled: a copy of the target whose forward passes are not compiled.
         rates: acceptance rates of the exits, over all batches; None if `layers` is a number.
     """
 
@@ -213,8 +202,7 @@ class EarlyExitDrafter(SessionDrafter):
     rows_move = True
     session: Callable[[Any, PromptBatch], EarlyExitSession] = EarlyExitSession
     exits: tuple[int, ...]
-    readers: dict[int, CausalTarget]
-    first: dict[int, FirstLayers]
+    uncompiled: CausalTarget
     rates: ExitRates | None = None
     stop_below = 0.0
 
@@ -247,19 +235,12 @@ class EarlyExitDrafter(SessionDrafter):
         if not isinstance(target, CausalTarget) or not (most := count_layers(target.model)):
             rule = "must have a causal decoder of tokens, without recurrent layers, to draft with some layers"
             raise InputError("model", type(target).__name__, rule)
-        exits = self.exits_of(most)
         fitted = copy.copy(self)
-        fitted.exits, fitted.readers = exits, {exit: copy.copy(target) for exit in exits}
-        fitted.first = {exit: FirstLayers(target.model, exit) for exit in exits}
-        for reader in fitted.readers.values():
-            reader.steps = None
-        fitted.rates = ExitRates(exits, most, head_cost(target.model)) if self.layers == AUTO else None
+        fitted.exits, fitted.uncompiled = self.exits_of(most), copy.copy(target)
+        fitted.uncompiled.steps = None
+        if self.layers == AUTO:
+            fitted.rates = ExitRates(fitted.exits, most, head_cost(target.model))
         return fitted
-
-    def compile(self) -> None:
-        for reader in self.readers.values():
-            if reader.steps is None:
-                reader.compile()
 
 
 @functools.cache

@@ -18,8 +18,6 @@ from mmspec.targets import CausalTarget
 from mmspec.targets.causal import CausalState
 from mmspec.training.data.sequences import DrafterBatch, DrafterData
 
-__all__ = ["LayersLoss"]
-
 
 class LayersLoss(PromptTokensLoss):
     """Cross-entropy of chains that some layers predict with the target's own predictions.

@@ -10,8 +10,6 @@ from torch import Tensor
 from mmspec.places.policies import PlaceRule, Places, rank
 from mmspec.validation import require_number
 
-__all__ = ["EndWeight"]
-
 
 @dataclass(frozen=True)
 class EndWeight(PlaceRule):

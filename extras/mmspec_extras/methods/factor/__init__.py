@@ -2,13 +2,11 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "factor",
-        "decides the surest masked places, as many as `factor` allows at their confidence",
-        "2505.22618",
-        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
-        rule="factor",
-        rules={"factor": "mmspec_extras.methods.factor.policy:Factor"},
-    ),
+METHOD = Method(
+    "factor",
+    "decides the surest masked places, as many as `factor` allows at their confidence",
+    "2505.22618",
+    drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+    rule="factor",
+    rules={"factor": "mmspec_extras.methods.factor.policy:Factor"},
 )

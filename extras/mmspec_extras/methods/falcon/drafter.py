@@ -18,8 +18,6 @@ from mmspec.core.indexing import pick, take
 from mmspec.heads.feature_session import FeatureDrafter, FeatureSession
 from mmspec_extras.methods.falcon.head import STATE, FalconHead
 
-__all__ = ["FalconDrafter", "FalconSession"]
-
 
 class Ends(NamedTuple):
     """The w nodes that end a block, which the head has read.

@@ -13,8 +13,6 @@ from mmspec.heads.model import FeatureHead, Prompts
 from mmspec.methods.flash.head import MAX_BLOCK
 from mmspec.visual_tokens.splice import PromptRows
 
-__all__ = ["STATE", "FalconConfig", "FalconHead"]
-
 LAYERS = 2  # of the LSTM
 STATE = 2 * LAYERS  # vectors of its state
 

@@ -20,8 +20,6 @@ from mmspec.training.losses.goals import agrees
 from mmspec.validation import require_number
 from mmspec_extras.methods.falcon.head import FalconHead
 
-__all__ = ["FalconLoss"]
-
 
 class FalconLoss(EagleLoss):
     """Smooth L1 between hidden states and soft cross entropy, where some blocks see their beginning.

@@ -12,9 +12,8 @@ from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.heads.drafter import TrainedDrafter
 from mmspec_extras.methods.early_exit.drafter import EarlyExitDrafter, EarlyExitSession
+from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.first.head import RoutedLayers
-
-__all__ = ["RoutedLayersDrafter", "RoutedLayersSession"]
 
 
 class RoutedLayersSession(EarlyExitSession):
@@ -43,8 +42,8 @@ class RoutedLayersSession(EarlyExitSession):
         self.gates = [gate if used else None for gate, used in zip(each, some, strict=True)]
 
     def layers(self, exit: int) -> AbstractContextManager[None]:
-        everything = self.drafter.first[exit]
-        return everything(self.drafter.model.beside(everything.layers, self.gates))
+        model = self.drafter.uncompiled.model
+        return first_layers(model, exit, self.drafter.model.beside(stack_of(model)[1][:exit], self.gates))
 
 
 class RoutedLayersDrafter(EarlyExitDrafter, TrainedDrafter):
@@ -71,6 +70,3 @@ class RoutedLayersDrafter(EarlyExitDrafter, TrainedDrafter):
     def fit(self, target: AnyTarget) -> Self:
         self.check(target)
         return super().fit(target)
-
-    def compile(self) -> None:
-        """Drafting forward passes are not compiled: the maps replace the `forward` of layers."""

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 from mmspec_extras.methods.early_exit.adapters import Adapters, AdaptersConfig
 
-__all__ = ["RoutedLayers", "RoutedLayersConfig"]
-
 UNDECIDED = 1.0  # logit of a new router, which keeps its layer
 
 

@@ -9,11 +9,9 @@ from torch import Tensor
 
 from mmspec.core.interfaces import PromptOutput
 from mmspec.training.data.sequences import DrafterBatch
-from mmspec_extras.methods.early_exit.exits import FirstLayers
+from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.early_exit.loss import LayersLoss
 from mmspec_extras.methods.first.head import RoutedLayers
-
-__all__ = ["RoutedLayersLoss"]
 
 
 class RoutedLayersLoss(LayersLoss):
@@ -47,5 +45,6 @@ class RoutedLayersLoss(LayersLoss):
         ]
         self.kept = self.head.route(prompts).sigmoid()
         gates = (self.kept > 0.5) + self.kept - self.kept.detach()
-        everything = FirstLayers(self.target.model, len(self.head.taps))
-        return everything(self.head.beside(everything.layers, [*gates.T[..., None, None]]))
+        model, count = self.target.model, len(self.head.taps)
+        maps = self.head.beside(stack_of(model)[1][:count], [*gates.T[..., None, None]])
+        return first_layers(model, count, maps)

@@ -18,9 +18,7 @@ from mmspec.core.draft import Draft, Nodes
 from mmspec.errors import InputError
 from mmspec.targets import CausalTarget
 from mmspec.validation import is_integer, require_number
-from mmspec_extras.reread_trees import RereadDrafter, RereadSession, lay_out
-
-__all__ = ["DraftGraph", "GraphDrafter", "GraphSession", "Vertex"]
+from mmspec_extras.draft_models import RereadDrafter, RereadSession, lay_out
 
 
 @dataclass(eq=False)

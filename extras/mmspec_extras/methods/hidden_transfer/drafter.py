@@ -16,8 +16,6 @@ from mmspec.methods.ppd.drafter import PromptTokensDrafter, PromptTokensSession
 from mmspec.targets.causal import CausalState
 from mmspec_extras.methods.hidden_transfer.head import HiddenTransfer
 
-__all__ = ["HiddenTransferDrafter", "HiddenTransferSession", "hosts_of"]
-
 
 def hosts_of(nodes: Nodes, is_query: Tensor) -> Tensor:
     """[R, n] the deepest node that each sees, query nodes [R, n] excluded; all slots are of these nodes."""

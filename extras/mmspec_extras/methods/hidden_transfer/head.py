@@ -12,8 +12,6 @@ from mmspec.heads.model import DraftingHead
 from mmspec.methods.ppd.head import PromptTokensConfig
 from mmspec.open_types import Keywords
 
-__all__ = ["HiddenTransfer", "HiddenTransferConfig"]
-
 
 @strict
 class HiddenTransferConfig(PromptTokensConfig):

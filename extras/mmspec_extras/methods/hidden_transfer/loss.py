@@ -15,8 +15,6 @@ from mmspec.targets.causal import CausalState
 from mmspec.training.data.sequences import DrafterData
 from mmspec_extras.methods.hidden_transfer.head import HiddenTransfer
 
-__all__ = ["HiddenTransferLoss"]
-
 
 class HiddenTransferLoss(PromptTokensLoss):
     """Cross-entropy of the target's predictions at pseudo hidden states with its own at the same places.

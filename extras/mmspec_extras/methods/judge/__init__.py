@@ -2,9 +2,4 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "judge",
-        rules={"judge": "mmspec_extras.methods.judge.rule:Judge"},
-    ),
-)
+METHOD = Method("judge", rules={"judge": "mmspec_extras.methods.judge.rule:Judge"})

@@ -10,8 +10,6 @@ from typing import Any
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-__all__ = ["JudgeHead", "JudgeHeadConfig"]
-
 
 class JudgeHeadConfig(PreTrainedConfig):
     """Config of a judge; `hidden_size` is that of the target."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Draft, DraftKind, Tree
@@ -20,7 +20,7 @@ from mmspec.core.verdict import Measured, Path, Verdict
 from mmspec.errors import InputError
 from mmspec.validation import require_number
 from mmspec_extras.methods.judge.head import JudgeHead
-from mmspec_extras.trained import read_trained
+from mmspec_extras.trained import copied_to, read_trained
 
 FINAL = -1  # the tap of the last hidden states
 
@@ -59,20 +59,16 @@ class Judge(AcceptanceRule):
             object.__setattr__(self, "head", read_trained(JudgeHead, self.judge, "judge", "judge"))
 
     def fit(self, target: Target[Any]) -> Judge:
-        if self.head is None:
-            raise InputError(
-                "judge", None, "must be the folder of a judge that `mmspec-extras train-judge` wrote"
-            )
+        head = copied_to(target.device, self.head, "judge", "judge")
         if target.config is None:
-            raise InputError(
-                "acceptance", "judge", "cannot be judge: the hidden states of this model cannot be read"
-            )
+            rule = "cannot be judge: the hidden states of this model cannot be read"
+            raise InputError("acceptance", "judge", rule)
         width = target.config.get_text_config(decoder=True).hidden_size
-        if self.head.config.hidden_size != width:
+        if head.config.hidden_size != width:
             rule = f"must fit hidden states of {width} numbers, the width of this model"
-            raise InputError("judge", f"{self.head.config.hidden_size} weights", rule)
+            raise InputError("judge", f"{head.config.hidden_size} weights", rule)
         fitted = copy.copy(self)
-        object.__setattr__(fitted, "head", nn.Module.to(copy.deepcopy(self.head), target.device))
+        object.__setattr__(fitted, "head", head)
         return fitted
 
     @property

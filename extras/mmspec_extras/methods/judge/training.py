@@ -7,14 +7,13 @@ states of the draft model; here every label is for the plain reply with one toke
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,18 +38,14 @@ from mmspec.core.interfaces import (
 from mmspec.core.promise import Level
 from mmspec.core.random_stream import RandomStream
 from mmspec.errors import InputError
-from mmspec.registry import did_you_mean
-from mmspec.text_file import json_lines, read_text
+from mmspec.registry import require_known
 from mmspec.training.record import write_record
 from mmspec.trees.matching import SampleAndMatch
 from mmspec_extras.methods.judge.head import JudgeHead, JudgeHeadConfig
 from mmspec_extras.methods.judge.rule import FINAL
 
-__all__ = ["ANSWERS", "agreement", "auc", "fit_judge", "label_prompt", "train_judge"]
-
 ANSWERS = ("auto", "number", "words")
 FOLDS = 5  # of the prompts; a judge that was trained on the others predicts each
-THRESHOLDS = (0.3, 0.5, 0.7, 0.9)
 
 
 def agreement(plain: str, other: str, answer: str) -> float:
@@ -138,9 +133,25 @@ class Forced(AcceptanceRule):
         return verdict.Path.at(draft, node, take(scores.logits.argmax(-1), node))
 
 
+class Label(NamedTuple):
+    """A draft token that was inserted into a reply.
+
+    Attributes:
+        place: of the reply.
+        token: its id.
+        agreement: of the two replies.
+        state: [d] the target's final hidden state at the token.
+    """
+
+    place: int
+    token: int
+    agreement: float
+    state: Tensor
+
+
 def label_prompt(
     pipe: Any, call: dict[str, Any], drafts: Accelerator, chosen: random.Random, most: int, answer: str
-) -> list[dict[str, Any]]:
+) -> list[Label]:
     """Label draft tokens that the target rejects in its greedy reply to a prompt; each is inserted once.
 
     Args:
@@ -150,10 +161,6 @@ def label_prompt(
         chosen: random numbers that choose among the tokens.
         most: largest number of tokens to insert; their replies are one batch.
         answer: see `train_judge`.
-
-    Returns:
-        For each token: its `place` in the reply, the `answer` by which the two replies were compared, their
-        `agreement`, and the target's final hidden `state` at the token.
     """
     watch = Watch()
     pipe.accelerator = replace(drafts, rule=watch, length="fixed")
@@ -175,9 +182,7 @@ def label_prompt(
     for (place, token), other, state in zip(found, others, forced.states[0].float().cpu(), strict=True):
         start = 0 if answer == "number" else place  # the words before are the same
         said, says = (pipe.tokenizer.decode(ids[start:], skip_special_tokens=True) for ids in (plain, other))
-        label = {"place": place, "token": token, "answer": answer}
-        label |= {"agreement": round(agreement(said, says, answer), 4)}
-        labels.append({**label, "state": [float(f"{value:.5g}") for value in state.tolist()]})
+        labels.append(Label(place, token, agreement(said, says, answer), state))
     return labels
 
 
@@ -194,8 +199,6 @@ def train_judge(
 ) -> Path:
     """Label draft tokens of a pipeline's accelerator, train a judge on them, and save it as a folder.
 
-    The labels are written to `labels.jsonl` in the folder, prompt by prompt; an interrupted run continues.
-
     Args:
         pipe: pipeline of text.
         calls: keywords of its calls, one prompt each, at temperature 0; five folds of them measure the judge.
@@ -211,57 +214,31 @@ def train_judge(
         The folder.
 
     Raises:
-        InputError: `answer` is unknown, the folder has labels of another run, or all tokens are of one kind.
+        InputError: `answer` is unknown, or all tokens are of one kind.
     """
-    if answer not in ANSWERS:
-        raise InputError("answer", answer, did_you_mean(answer, ANSWERS))
-    folder, drafts = Path(out), pipe.accelerator
-    folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "labels.jsonl"
-    made = {**(record or {}), "answer": answer, "tokens_per_prompt": tokens_per_prompt}
-    labels: list[dict[str, Any]] = [made]
-    if file.exists():
-        labels = [each for _, each in json_lines(read_text(file, "out"), "line {}".format)]
-    if labels[0] != made:
-        raise InputError("out", str(out), f"must be a new folder, or one whose labels were made with {made}")
-    known = {label["prompt"] for label in labels[1:]}
+    require_known("answer", answer, ANSWERS)
+    drafts, labels, folds = pipe.accelerator, list[Label](), list[int]()
     try:
-        with file.open("a", encoding="utf-8") as lines:
-            if not known:
-                lines.truncate(0)
-                lines.write(json.dumps(made) + "\n")
-            for index, call in enumerate(tqdm(calls, desc="labels", unit="prompt")):
-                if index in known:
-                    continue
-                found = label_prompt(pipe, call, drafts, random.Random(index), tokens_per_prompt, answer)
-                found = [{"prompt": index, **label} for label in found]
-                lines.write("".join(json.dumps(label) + "\n" for label in found))
-                lines.flush()
-                labels += found
+        for index, call in enumerate(tqdm(calls, desc="labels", unit="prompt")):
+            labels += label_prompt(pipe, call, drafts, random.Random(index), tokens_per_prompt, answer)
+            folds += [index % FOLDS] * (len(labels) - len(folds))
     finally:
         pipe.accelerator = drafts
-    states = torch.tensor([label["state"] for label in labels[1:]])
-    harmless = torch.tensor([label["agreement"] >= bar for label in labels[1:]])
-    fold = torch.tensor([label["prompt"] % FOLDS for label in labels[1:]])
+    harmless, fold = torch.tensor([label.agreement >= bar for label in labels]), torch.tensor(folds)
     parts = [fold == part for part in range(FOLDS)]
     if any(len(set(harmless[~part].tolist())) < 2 for part in parts):
-        raise InputError(
-            "samples", len(calls), "must be larger: so far all tokens are harmful, or all are harmless"
-        )
+        rule = "must be larger: so far all tokens are harmful, or all are harmless"
+        raise InputError("samples", len(calls), rule)
+    states = torch.stack([label.state for label in labels])
     odds = torch.empty(len(states))
     with torch.no_grad():
         for part in parts:
             odds[part] = fit_judge(states[~part], harmless[~part], decay)(states[part])
-    measured: dict[str, Any] = {"bar": bar, "decay": decay, "labels": len(harmless)}
-    measured |= {"harmless": round(harmless.float().mean().item(), 4), "auc": round(auc(odds, harmless), 4)}
-    for least in THRESHOLDS:
-        passes = odds.sigmoid() > least
-        wrong = (passes & ~harmless).sum() / passes.sum().clamp_min(1)
-        shares = {"accepted": passes.float().mean().item(), "harmful": wrong.item()}
-        measured[f"threshold {least:g}"] = {name: round(value, 4) for name, value in shares.items()}
-    fit_judge(states, harmless, decay).save_pretrained(folder)
-    write_record(folder, {**made, **measured})
-    return folder
+    fit_judge(states, harmless, decay).save_pretrained(out)
+    measured = {"labels": len(labels), "harmless": harmless.float().mean().item(), "auc": auc(odds, harmless)}
+    made = {"answer": answer, "bar": bar, "tokens_per_prompt": tokens_per_prompt, "decay": decay}
+    write_record(Path(out), {**(record or {}), **made, **measured})
+    return Path(out)
 
 
 def fit_judge(states: Tensor, harmless: Tensor, decay: float) -> JudgeHead:

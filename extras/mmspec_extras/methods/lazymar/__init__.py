@@ -2,12 +2,9 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "lazymar",
-        "decides cells as `masked` does; most forward passes compute some tokens and reuse the others",
-        "2503.12450",
-        drafter="mmspec_extras.methods.lazymar.drafter:LazyCellDrafter",
-        make="mmspec_extras.methods.lazymar.drafter:lazymar",
-    ),
+METHOD = Method(
+    "lazymar",
+    "decides cells as `masked` does; most forward passes compute some tokens and reuse the others",
+    "2503.12450",
+    drafter="mmspec_extras.methods.lazymar.drafter:LazyCellDrafter",
 )

@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 from typing import Any, cast
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.interfaces import Target
 from mmspec.core.promise import Level
 from mmspec.core.session import PromptBatch
 from mmspec.families.mar.cells import CellOrderDrafter, CellOrderSession
 from mmspec.families.mar.target import MARState, MARTarget
 from mmspec_extras.methods.lazymar.feature_cache import FeatureCache, FeatureCaching
-
-__all__ = ["LazyCellDrafter", "lazymar"]
 
 
 class LazyCellSession(CellOrderSession):
@@ -32,42 +29,33 @@ class LazyCellDrafter(CellOrderDrafter):
     """Decides the cells of an image as `CellOrderDrafter` does, with cached features.
 
     Args:
-        caching: settings of the cache.
-        settings: arguments of `CellOrderDrafter`.
+        iterations, order, last_steps, annealing: see `CellOrderDrafter`.
+        refresh, share, test_layer: see `FeatureCaching`.
+
+    Raises:
+        InputError: a value is out of range; in `fit`, the model has no such test layer.
     """
 
     session = LazyCellSession
     target: MARTarget
 
-    def __init__(self, caching: FeatureCaching, *settings: Any) -> None:
-        super().__init__(*settings)
-        self.caching, self.exactness = caching, Level.APPROXIMATE
-
-    def check(self, target: Target[Any]) -> None:
-        super().check(target)
-        self.caching.check(target.config)
+    def __init__(
+        self,
+        iterations: int | None = None,
+        order: str = "random",
+        last_steps: int | None = None,
+        annealing: str = "linear",
+        refresh: int = 9,
+        share: float = 0.1,
+        test_layer: int = 3,
+    ) -> None:
+        super().__init__(iterations, order, last_steps, annealing)
+        self.caching = FeatureCaching(refresh, share=share, test_layer=test_layer)
+        self.exactness = Level.APPROXIMATE
 
     def fit(self, target: Target[Any]) -> LazyCellDrafter:
         self.check(target)
+        self.caching.check(target.config)
         fitted = copy.copy(self)
         fitted.target = cast(MARTarget, target)
         return fitted
-
-
-def lazymar(
-    iterations: int | None = None,
-    order: str = "random",
-    last_steps: int | None = None,
-    annealing: str = "linear",
-    refresh: int = 9,
-    share: float = 0.1,
-    test_layer: int = 3,
-) -> Accelerator:
-    """Decide several cells of an image per forward pass, with cached features (LazyMAR, 2503.12450).
-
-    Args:
-        iterations, order, last_steps, annealing: see `CellOrderDrafter`.
-        refresh, share, test_layer: see `FeatureCaching`.
-    """
-    caching = FeatureCaching(refresh, share=share, test_layer=test_layer)
-    return pair("lazymar", LazyCellDrafter(caching, iterations, order, last_steps, annealing))

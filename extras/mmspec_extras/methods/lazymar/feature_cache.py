@@ -20,8 +20,6 @@ from mmspec.errors import InputError
 from mmspec.families.mar.modeling import MARConfig, MARForImageGeneration, known_first
 from mmspec.validation import is_integer, require_number
 
-__all__ = ["FeatureCache", "FeatureCaching"]
-
 
 @dataclass(frozen=True)
 class FeatureCaching:
@@ -35,8 +33,6 @@ class FeatureCaching:
             forward pass instead, which falls from 1 to 0.05.
         test_layer: index of the block, in encoder and decoder alike, whose values measure how much a token
             changed. All blocks before it compute all tokens.
-        reuse_guidance: whether, with guidance, partial forward passes compute only the conditional rows, and
-            reuse the difference to the unconditional ones from the last full forward pass.
 
     Raises:
         InputError: a value is out of range.
@@ -46,27 +42,13 @@ class FeatureCaching:
     warm_up: int = 6
     share: float = 0.1
     test_layer: int = 3
-    reuse_guidance: bool = True
 
     def __post_init__(self) -> None:
-        if not is_integer(self.refresh) or self.refresh < 1:
-            raise InputError(
-                "refresh",
-                self.refresh,
-                "must be a positive integer; 1 computes everything in each forward pass",
-            )
-        if not is_integer(self.warm_up) or self.warm_up < 1:
-            raise InputError(
-                "warm_up",
-                self.warm_up,
-                "must be a positive integer: the first forward pass computes everything",
-            )
         require_number("share", self.share, 0.0, 1.0, "must be between 0 and 1")
-        if not is_integer(self.test_layer) or self.test_layer < 1:
-            # The values of block 0 depend on the inputs alone, and those of old tokens do not change.
-            raise InputError("test_layer", self.test_layer, "must be a positive integer")
-        if not isinstance(self.reuse_guidance, bool):
-            raise InputError("reuse_guidance", self.reuse_guidance, "must be True or False")
+        # The values of block 0 depend on the inputs alone, and those of old tokens do not change.
+        for name in ("refresh", "warm_up", "test_layer"):
+            if not is_integer(value := getattr(self, name)) or value < 1:
+                raise InputError(name, value, "must be a positive integer")
 
     def check(self, config: MARConfig) -> None:
         """Raise InputError if the model has no such test layer."""
@@ -120,6 +102,7 @@ class CachedBlocks:
         self.values = [like.new_zeros(shape) for _ in self.blocks]
         # Values of the test layer when a token last ran through all blocks, so that small changes add up.
         self.tested = like.new_zeros(shape)
+        self.held = [*self.keys, *self.values, self.tested]
 
     def compute(
         self, hidden: Tensor, places: Tensor, mask: Tensor | None, choice: Choice | None = None
@@ -154,10 +137,6 @@ class CachedBlocks:
             hidden = finish(block, hidden, query, key, value, mask)
         return hidden, places
 
-    def nbytes(self) -> int:
-        """Return the size of the cache in bytes."""
-        return sum(each.nbytes for each in (*self.keys, *self.values, self.tested))
-
     def _keep(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
         rows = len(self.tested)
         put(self.keys[layer], places[:rows], key[:rows])
@@ -186,8 +165,8 @@ class FeatureCache:
     The decoder's part holds keys and values of such blocks and the outputs of the last block, for all places.
     The features of a decided cell replace its mask token at the same place.
 
-    `FeatureCaching` defines which forward passes are full. If guidance is reused, the cache holds only the
-    conditional rows, and the difference of both conditions in the last full forward pass.
+    With guidance, partial forward passes compute the conditional rows alone, and reuse the difference of both
+    conditions from the last full one.
 
     Differences from the paper: tokens of the buffer, and tokens that the encoder has read before, are also
     computed when they change; the attention of the test layer runs for the chosen tokens only; the reused
@@ -201,17 +180,15 @@ class FeatureCache:
     """
 
     def __init__(self, model: MARForImageGeneration, caching: FeatureCaching, rows: int, copies: int) -> None:
-        self.model, self.caching = model, caching
-        self.reuses_guidance = caching.reuse_guidance and copies > 1
+        self.model, self.caching, self.is_guided = model, caching, copies > 1
         config, like = model.config, model.mask_token
         self.buffer = config.buffer_size
         self.places = places = config.buffer_size + config.image_tokens
-        kept = rows if self.reuses_guidance else rows * copies
-        self.encoder = CachedBlocks(model.encoder_blocks, caching.test_layer, places, like, kept)
-        self.decoder = CachedBlocks(model.decoder_blocks, caching.test_layer, places, like, kept)
-        self.known = torch.zeros(kept, config.image_tokens, dtype=torch.bool, device=like.device)
-        self.features = like.new_zeros(kept, places + 1, config.hidden_size)  # of the encoder
-        self.hidden = like.new_zeros(kept, places + 1, config.hidden_size)  # after the decoder
+        self.encoder = CachedBlocks(model.encoder_blocks, caching.test_layer, places, like, rows)
+        self.decoder = CachedBlocks(model.decoder_blocks, caching.test_layer, places, like, rows)
+        self.known = torch.zeros(rows, config.image_tokens, dtype=torch.bool, device=like.device)
+        self.features = like.new_zeros(rows, places + 1, config.hidden_size)  # of the encoder
+        self.hidden = like.new_zeros(rows, places + 1, config.hidden_size)  # after the decoder
         self.difference: Tensor | None = None
         self.forwards = 0
 
@@ -224,84 +201,63 @@ class FeatureCache:
             tokens, known, labels: see the model; conditional rows come before unconditional ones.
             cells: [B, k] requested cells, which every forward pass computes.
         """
-        is_full = self.caching.is_full(self.forwards)
+        is_full, rows = self.caching.is_full(self.forwards), len(self.known)
         self.forwards += 1
         if is_full:
-            return self._compute_all(tokens, known, labels)
-        kept = len(self.known)
-        cells = cells.repeat(kept // len(cells), 1)
-        conditions = self._compute_some(tokens[:kept], known[:kept], labels[:kept], cells)
+            conditions = self._compute(tokens, known, labels, None)
+            if self.is_guided:
+                self.difference = conditions[:rows] - conditions[rows:]
+            return conditions
+        conditions = self._compute(tokens[:rows], known[:rows], labels[:rows], cells)
         if self.difference is None:
             return conditions
         return torch.cat([conditions, conditions - self.difference])
 
     def nbytes(self) -> int:
         """Return the size of the cache in bytes."""
-        more = 0 if self.difference is None else self.difference.nbytes
-        held = self.encoder.nbytes() + self.decoder.nbytes() + self.features.nbytes + self.hidden.nbytes
-        return held + self.known.nbytes + more
+        own = self.features, self.hidden, self.known, self.difference
+        held = (*self.encoder.held, *self.decoder.held, *own)
+        return sum(each.nbytes for each in held if each is not None)
 
-    def _compute_all(self, tokens: Tensor, known: Tensor, labels: Tensor) -> Tensor:
-        """Compute `MARForImageGeneration.conditions`, and keep the values that later forward passes reuse."""
-        model, kept = self.model, len(self.known)
-        counts = known.sum(1)
-        fewest, most = torch.stack(counts.aminmax()).tolist()
+    def _compute(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor | None) -> Tensor:
+        """Return conditions [R, N, D]: new for all cells, or for `cells` [B, k] and what changed most."""
+        model, rows, counts = self.model, len(self.known), known.sum(1)
+        sizes, new = [*counts.aminmax()], known[:rows] & ~self.known
+        if cells is not None:
+            wanted = new.scatter(1, cells, True)
+            reads = self._count(new, counts + self.buffer)
+            computes = self._count(wanted, torch.full_like(counts, self.places))
+            sizes += [reads.max(), computes.max()]
+        fewest, most, *largest = torch.stack(sizes).tolist()
+
         order, is_seen = known_first(known, counts, most)
         hidden = model.encoder_inputs(tokens, order, labels)
         mask = None if fewest == most else model.key_mask(is_seen, hidden.dtype)
-        at = self._places(order)
-        features = model.features(self.encoder.compute(hidden, at, mask)[0])
-        put(self.features, at[:kept], features[:kept])
+        everywhere = torch.arange(self.places, device=known.device).expand(len(known), -1)
+        at = torch.cat([everywhere[:, : self.buffer], order + self.buffer], 1)  # padding is at unknown cells
+        read = computed = None
+        if cells is not None:
+            buffer = new.new_zeros(rows, self.buffer)
+            is_new, is_padding = (torch.cat([buffer, each], 1) for each in (pick(new, order), ~is_seen))
+            read = Choice(is_new, is_padding, reads, largest[0], model.key_mask(known, hidden.dtype))
+            wanted = torch.cat([buffer, wanted], 1)
+            computed = Choice(wanted, torch.zeros_like(wanted), computes, largest[1], None)
 
+        hidden, places = self.encoder.compute(hidden, at, mask, read)
+        features = model.features(hidden)
+        put(self.features, places[:rows], features[:rows])
+        if cells is not None:
+            features = pick(self.features, at)
         hidden = model.decoder_inputs(features, order, is_seen)
-        hidden, _ = self.decoder.compute(hidden, self._everywhere(len(tokens)), None)
-        self.hidden[:, :-1] = hidden[:kept]
-        self.known = known[:kept].clone()
-        conditions = model.read_out(hidden)
-        if self.reuses_guidance:
-            self.difference = conditions[:kept] - conditions[kept:]
-        return conditions
-
-    def _compute_some(self, tokens: Tensor, known: Tensor, labels: Tensor, cells: Tensor) -> Tensor:
-        """Return conditions [B, N, D], new for `cells` [B, k] and for the tokens that changed most."""
-        model, buffer = self.model, self.buffer
-        new, counts = known & ~self.known, known.sum(1)
-        wanted = new.scatter(1, cells, True)
-        reads = self._count(new, counts + buffer)
-        computes = self._count(wanted, torch.full_like(counts, self.places))
-        sizes = torch.stack([*counts.aminmax(), reads.max(), computes.max()])
-        fewest, most, most_reads, most_computes = sizes.tolist()
-
-        order, is_seen = known_first(known, counts, most)
-        hidden = model.encoder_inputs(tokens, order, labels)
-        mask = None if fewest == most else model.key_mask(is_seen, hidden.dtype)
-        at = self._places(order)
-        is_new = torch.cat([new.new_zeros(len(new), buffer), pick(new, order)], dim=1)
-        is_padding = torch.cat([new.new_zeros(len(new), buffer), ~is_seen], dim=1)
-        choice = Choice(is_new, is_padding, reads, most_reads, model.key_mask(known, hidden.dtype))
-        hidden, places = self.encoder.compute(hidden, at, mask, choice)
-        put(self.features, places, model.features(hidden))
-
-        hidden = model.decoder_inputs(pick(self.features, at), order, is_seen)
-        wanted = torch.cat([new.new_zeros(len(new), buffer), wanted], dim=1)
-        choice = Choice(wanted, torch.zeros_like(wanted), computes, most_computes, None)
-        hidden, places = self.decoder.compute(hidden, self._everywhere(len(known)), None, choice)
-        put(self.hidden, places, hidden)
-        self.known = known.clone()
-        return model.read_out(self.hidden[:, :-1])
+        hidden, places = self.decoder.compute(hidden, everywhere, None, computed)
+        put(self.hidden, places[:rows], hidden[:rows])
+        self.known = known[:rows].clone()
+        return model.read_out(hidden if cells is None else self.hidden[:, :-1])
 
     def _count(self, required: Tensor, total: Tensor) -> Tensor:
         """[B] number of tokens to compute, of `total` [B]: the required ones and the share of the others."""
         count = required.sum(1)
         return count + (self.caching.share * (total - count)).round().long()
-
-    def _places(self, order: Tensor) -> Tensor:
-        """[B, buffer + n] places of the buffer and of cells at `order`; padding is at unknown cells."""
-        return torch.cat([self._everywhere(len(order))[:, : self.buffer], order + self.buffer], dim=1)
-
-    def _everywhere(self, rows: int) -> Tensor:
-        """[B, P] all places but the unused one."""
-        return torch.arange(self.places, device=self.known.device).expand(rows, -1)
 
 
 def project(block: Any, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -317,18 +273,11 @@ def finish(
 ) -> Tensor:
     """Return the outputs [B, n, D] of a timm block for some tokens, which may also attend to others.
 
-    With keys and values [B, m, H, d] of those tokens alone, this is the block's own forward method, bit for
-    bit.
+    With keys and values [B, m, H, d] of those tokens alone, this is the block's own forward method with fused
+    attention, bit for bit.
     """
-    attention = block.attn
-    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if attention.fused_attn:
-        mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
-    else:
-        scores = (query * attention.scale) @ key.transpose(-2, -1)
-        weights = (scores if mask is None else scores + mask).softmax(dim=-1)
-        mixed = attention.attn_drop(weights) @ value
-    mixed = attention.proj_drop(attention.proj(mixed.transpose(1, 2).flatten(2)))
-    hidden = hidden + block.drop_path1(block.ls1(mixed))
-    outputs: Tensor = hidden + block.drop_path2(block.ls2(block.mlp(block.norm2(hidden))))
+    query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+    mixed = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    hidden = hidden + block.attn.proj(mixed.transpose(1, 2).flatten(2))
+    outputs: Tensor = hidden + block.mlp(block.norm2(hidden))
     return outputs

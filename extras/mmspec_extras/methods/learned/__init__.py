@@ -2,13 +2,11 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "learned",
-        "decides all masked places that a trained `filter` predicts to be final (Learn2PD)",
-        "2509.25188",
-        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
-        rule="learned",
-        rules={"learned": "mmspec_extras.methods.learned.policy:Learned"},
-    ),
+METHOD = Method(
+    "learned",
+    "decides all masked places that a trained `filter` predicts to be final (Learn2PD)",
+    "2509.25188",
+    drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+    rule="learned",
+    rules={"learned": "mmspec_extras.methods.learned.policy:Learned"},
 )

@@ -10,9 +10,7 @@ import math
 from typing import Any
 
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel
-
-__all__ = ["CommitFilter", "CommitFilterConfig"]
+from transformers import PreTrainedConfig, PreTrainedModel
 
 LEAST_DOUBT = 1e-6  # smallest 1 - p that differs from 0; its log-odds are scaled to 1
 
@@ -23,23 +21,20 @@ class CommitFilterConfig(PreTrainedConfig):
     Args:
         block_length: largest number of places of a block.
         width: width of the hidden layer.
-        log_odds: whether the filter reads log(p / (1 - p)) of a confidence p, which separates 0.99 from
-            0.9999, instead of p (as published).
     """
 
     model_type = "mmspec_commit_filter"
 
-    def __init__(
-        self, block_length: int = 32, width: int = 32, log_odds: bool = False, **kwargs: Any
-    ) -> None:
-        self.block_length, self.width, self.log_odds = block_length, width, log_odds
+    def __init__(self, block_length: int = 32, width: int = 32, **kwargs: Any) -> None:
+        self.block_length, self.width = block_length, width
         super().__init__(**kwargs)
 
 
 class CommitFilter(PreTrainedModel):
-    """Maps the confidences of a block to one logit per place, with two layers.
+    """Maps the confidences p of a block to one logit per place, with two layers.
 
-    Decided places, and the missing places of a shorter block, have a confidence of 1.
+    It reads log(p / (1 - p)), which separates 0.99 from 0.9999, in place of p (as published). Decided
+    places, and the missing places of a shorter block, have a confidence of 1.
     """
 
     config_class = CommitFilterConfig
@@ -54,11 +49,6 @@ class CommitFilter(PreTrainedModel):
         """Return logits [B, n] from confidences [B, n] of n <= block_length places."""
         missing = self.config.block_length - confidence.shape[1]
         whole = nn.functional.pad(confidence.float(), (0, missing), value=1.0)
-        if self.config.log_odds:
-            whole = whole.logit(eps=LEAST_DOUBT) / -math.log(LEAST_DOUBT)
-        logits: Tensor = self.layers(whole)
+        odds = whole.logit(eps=LEAST_DOUBT) / -math.log(LEAST_DOUBT)
+        logits: Tensor = self.layers(odds)
         return logits[:, : confidence.shape[1]]
-
-
-AutoConfig.register(CommitFilterConfig.model_type, CommitFilterConfig, exist_ok=True)
-AutoModel.register(CommitFilterConfig, CommitFilter, exist_ok=True)

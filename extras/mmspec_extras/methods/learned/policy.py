@@ -14,7 +14,7 @@ from mmspec.errors import InputError
 from mmspec.places.policies import PlaceRule, Places
 from mmspec.validation import require_number
 from mmspec_extras.methods.learned.filter import CommitFilter
-from mmspec_extras.trained import read_trained
+from mmspec_extras.trained import copied_to, read_trained
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,8 @@ class Learned(PlaceRule):
             object.__setattr__(self, "model", read_trained(CommitFilter, self.filter, "filter", "filter"))
 
     def fit(self, target: Target[Any]) -> Learned:
-        if self.model is None:
-            raise InputError(
-                "filter", None, "must be the folder of a filter that `mmspec-extras train-filter` wrote"
-            )
-        fitted, model = copy.copy(self), copy.deepcopy(self.model)  # the user's filter stays where it is
-        object.__setattr__(fitted, "model", model.to(target.device))  # type: ignore[arg-type]
+        fitted = copy.copy(self)
+        object.__setattr__(fitted, "model", copied_to(target.device, self.model, "filter", "filter"))
         return fitted
 
     def choose(self, places: Places) -> Tensor:
@@ -58,9 +54,8 @@ class Learned(PlaceRule):
             raise TypeError("the rule must be fitted to a target first")
         size = self.model.config.block_length
         if places.token.shape[1] > size:
-            raise InputError(
-                "block_length", places.token.shape[1], f"must be at most {size}, that of the filter"
-            )
+            rule = f"must be at most {size}, that of the filter"
+            raise InputError("block_length", places.token.shape[1], rule)
         confidence = torch.where(places.is_open, places.confidence, 1.0)
         chosen: Tensor = self.model(confidence).sigmoid() > self.threshold
         return chosen

@@ -7,14 +7,15 @@ learns from these forward passes. A head for the order (after SPOT, 2610.22543) 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, pad
+from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 
 from mmspec.accelerator import Accelerator
@@ -23,23 +24,25 @@ from mmspec.core.verdict import Fill
 from mmspec.errors import InputError
 from mmspec.families.masked_language.unmasking import UnmaskingDrafter
 from mmspec.places.policies import PlaceRule, Places
-from mmspec.registry import did_you_mean
+from mmspec.registry import require_known
 from mmspec.training.record import write_record
 from mmspec_extras.methods.learned.filter import CommitFilter, CommitFilterConfig
 
-__all__ = ["Orders", "Replay", "replay", "train_filter", "watch"]
-
 RATE = 3e-3
+LEARNT = ("right", "order")
+Pass = tuple[Tensor, Tensor, Tensor]
+"""The parts of a `Replay` for one forward pass, [1, n]."""
 HELD_OUT = 10  # every tenth example, since files are often sorted by task
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Forward passes of the oracle over one example.
+    """Forward passes over some examples.
 
     Attributes:
         confidence: [n, W] confidences of a block's places; 1 where a place is decided or does not exist.
-        right: [n, W] whether the token chosen there is the final one.
+        right: [n, W] whether the token chosen there is the final one; or, for the order of places, whether
+            plain decoding decides the place next.
         counted: [n, W] whether the place is open and part of the output.
     """
 
@@ -47,101 +50,69 @@ class Replay:
     right: Tensor
     counted: Tensor
 
-    def loss(self, logits: Tensor) -> Tensor:
-        """Return the cross-entropy of `right` under logits [n, W], in nats per counted place."""
+    @classmethod
+    def of(cls, passes: Sequence[Pass]) -> Replay:
+        """Join forward passes on the CPU; places that shorter blocks lack do not count."""
+        parts = zip(zip(*passes, strict=True), (1.0, False, False), strict=True)
+        return cls(*(pad_sequence([each[0] for each in part], True, value).cpu() for part, value in parts))
+
+    def loss(self, logits: Tensor, learn: str) -> Tensor:
+        """Return the cross-entropy of `right` under logits [n, W], in nats per place, or per next place."""
+        if learn == "order":
+            left = logits.masked_fill(~self.counted, -torch.inf)
+            return (left.logsumexp(-1) - logits.where(self.right, 0.0).sum(-1)).mean()
         nats = binary_cross_entropy_with_logits(logits, self.right.float(), reduction="none")
         return (nats * self.counted).sum() / self.counted.sum()
 
-    def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
-        """Return the share of wrong places among those above a threshold, and of right ones above it."""
-        passes = (logits.sigmoid() > threshold) & self.counted
-        wrong = (passes & ~self.right).sum() / passes.sum().clamp_min(1)
-        found = (passes & self.right).sum() / (self.right & self.counted).sum().clamp_min(1)
-        return {"false_positives": round(wrong.item(), 4), "found": round(found.item(), 4)}
+    def measure(self, logits: Tensor, learn: str, threshold: float) -> dict[str, float]:
+        """Return the share of wrong places among those above a threshold, and of right ones above it.
 
-
-@dataclass(frozen=True)
-class Orders:
-    """Forward passes of plain decoding over one example.
-
-    Attributes:
-        confidence: see `Replay`.
-        rank: [n, W] number of forward passes until each place is decided; -1 where it is not open, or is
-            never decided.
-    """
-
-    confidence: Tensor
-    rank: Tensor
-
-    def loss(self, logits: Tensor) -> Tensor:
-        """Return the nats per place of the order of decisions (Plackett-Luce), under logits [n, W]."""
-        total, places = logits.new_zeros(()), 0
-        for step in range(int(self.rank.amax()) + 1):
-            now = self.rank == step
-            left = logits.masked_fill(self.rank < step, float("-inf"))
-            rows = now.any(-1)
-            nats = left.logsumexp(-1) - logits.where(now, 0.0).sum(-1)
-            total, places = total + nats[rows].sum(), places + int(rows.sum())
-        return total / max(1, places)
-
-    def measure(self, logits: Tensor, threshold: float) -> dict[str, float]:
-        """Return the share of forward passes whose next place is predicted, and the same by confidence."""
-        is_open = self.rank >= 0
-        rows = (self.rank == 0).any(-1)
-        found = {}
-        for name, by in (("next", logits), ("by_confidence", self.confidence)):
-            first = by.masked_fill(~is_open, float("-inf")).argmax(-1, keepdim=True)
-            found[name] = round((self.rank.gather(-1, first)[rows] == 0).float().mean().item(), 4)
-        return found
+        For the order of places: how often the next one has the largest logit, or the largest confidence.
+        """
+        if learn == "order":
+            found = {}
+            for name, by in (("next", logits), ("by_confidence", self.confidence)):
+                first = by.masked_fill(~self.counted, -torch.inf).argmax(-1, keepdim=True)
+                found[name] = self.right.gather(-1, first).float().mean()
+        else:
+            passes, right = (logits.sigmoid() > threshold) & self.counted, self.right & self.counted
+            found = {"false_positives": (passes & ~right).sum() / passes.sum().clamp_min(1)}
+            found["found"] = (passes & right).sum() / right.sum().clamp_min(1)
+        return {name: round(share.item(), 4) for name, share in found.items()}
 
 
 @dataclass(frozen=True)
 class Watch(PlaceRule):
-    """Decides the surest place, and records it.
+    """Decides the surest place of one row, and records the forward passes.
 
     Attributes:
-        seen: for every forward pass, the confidences, the output indices of all places, and that of the
-            decided one.
+        seen: for each, the parts of a `Replay`.
     """
 
-    seen: list[tuple[Tensor, Tensor, int]] = field(default_factory=list, compare=False)
+    seen: list[Pass] = field(default_factory=list, compare=False)
 
     def choose(self, places: Places) -> Tensor:
         return torch.zeros_like(places.is_open)
 
     def fill(self, draft: Block, places: Places, finite: Tensor) -> Fill:
         made = super().fill(draft, places, finite)
-        confidence = torch.where(places.is_open & places.exists, places.confidence, 1.0)
-        self.seen.append((confidence[0], draft.starts[0], int(draft.starts[0][made.decided[0]][0])))
+        self.record(places, made.decided, places.is_open & places.exists)
         return made
 
-
-def watch(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_length: int) -> Orders:
-    """Decode a prompt plainly, and return the order of its decisions; for arguments, see `replay`."""
-    rule = Watch()
-    pipe.set_accelerator(Accelerator("watch", drafter, rule))
-    pipe(**call)
-    when = {place: step for step, (_, _, place) in enumerate(rule.seen)}
-    confidences, ranks = [], []
-    for step, (confidence, places, _) in enumerate(rule.seen):
-        later = [when.get(place, -1) - step for place in places.tolist()]
-        short = block_length - len(later)
-        confidences.append(pad(confidence, (0, short), value=1.0))
-        ranks.append(torch.tensor([max(each, -1) for each in later] + [-1] * short))
-    return Orders(torch.stack(confidences), torch.stack(ranks))
+    def record(self, places: Places, right: Tensor, counted: Tensor) -> None:
+        confidence = places.confidence.where(places.is_open & places.exists, 1.0)
+        self.seen.append((confidence, right, counted))
 
 
 @dataclass(frozen=True)
-class Oracle(PlaceRule):
+class Oracle(Watch):
     """Decides every place whose token is already the final one, and the surest place with its final token.
 
     Attributes:
-        final: [N] output of one row.
-        seen: for every forward pass, the confidences, and whether each place is right and is counted.
+        final: [N] output of the row.
     """
 
     final: Any = field(default=None, compare=False)
-    seen: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list, compare=False)
 
     def choose(self, places: Places) -> Tensor:
         return places.token == self.goal(places)
@@ -154,34 +125,28 @@ class Oracle(PlaceRule):
 
     def fill(self, draft: Block, places: Places, finite: Tensor) -> Fill:
         goal, chosen = self.goal(places), self.chosen(places)
-        confidence = torch.where(places.is_open & places.exists, places.confidence, 1.0)
-        self.seen.append((confidence, places.token == goal, places.is_open & (goal >= 0)))
+        self.record(places, places.token == goal, places.is_open & (goal >= 0))
         values = torch.where(goal >= 0, goal, places.token)
         nothing = torch.zeros_like(chosen)
         return Fill.of(draft.starts, values, chosen, nothing, nothing.any(-1))
 
 
-def replay(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, block_length: int) -> Replay:
-    """Decode a prompt plainly, then with the oracle, and return the oracle's forward passes; one row.
+def replay(pipe: Any, call: dict[str, Any], drafter: UnmaskingDrafter, learn: str) -> list[Pass]:
+    """Decode a prompt plainly, then for "right" with the oracle, and return the last forward passes.
 
     Args:
         pipe: pipeline of a masked model.
-        call: keywords of its calls.
+        call: keywords of its call, for one row.
         drafter: drafter of the blocks to learn.
-        block_length: number W of places per block.
+        learn: see `train_filter`.
     """
-    pipe.set_accelerator("none")
-    final = torch.tensor(pipe(**call).tokens[0], device=pipe.target.device)
-    oracle = Oracle(final=final)
-    pipe.set_accelerator(Accelerator("oracle", drafter, oracle))
+    rule = Watch()
+    if learn == "right":
+        pipe.set_accelerator("none")
+        rule = Oracle(final=torch.tensor(pipe(**call).tokens[0], device=pipe.target.device))
+    pipe.set_accelerator(Accelerator("replay", drafter, rule))
     pipe(**call)
-    values = (1.0, False, False)
-    parts = zip(zip(*oracle.seen, strict=True), values, strict=True)
-    padded = [
-        torch.cat([pad(each, (0, block_length - each.shape[1]), value=value) for each in rounds])
-        for rounds, value in parts
-    ]
-    return Replay(*padded)
+    return rule.seen
 
 
 def train_filter(
@@ -213,8 +178,7 @@ def train_filter(
     Raises:
         InputError: there are too few prompts, the model has no masked blocks, or `learn` is unknown.
     """
-    if learn not in LEARNT:
-        raise InputError("learn", learn, did_you_mean(learn, LEARNT))
+    require_known("learn", learn, LEARNT)
     drafter = UnmaskingDrafter(block_length).fit(pipe.target)
     size = drafter.block_length
     if size is None:
@@ -224,33 +188,23 @@ def train_filter(
     before = pipe.accelerator
     try:
         asked = tqdm(calls, desc="replays", unit="prompt")
-        replays = [LEARNT[learn](pipe, call, UnmaskingDrafter(block_length), size) for call in asked]
+        replays = [replay(pipe, call, UnmaskingDrafter(block_length), learn) for call in asked]
     finally:
         pipe.set_accelerator(before)
-    unseen = gathered(replays[::HELD_OUT])
-    seen = gathered([one for index, one in enumerate(replays) if index % HELD_OUT])
+    unseen = Replay.of([each for one in replays[::HELD_OUT] for each in one])
+    seen = Replay.of([each for index, one in enumerate(replays) if index % HELD_OUT for each in one])
     torch.manual_seed(0)
-    filter = CommitFilter(CommitFilterConfig(block_length=size, log_odds=True))
+    filter = CommitFilter(CommitFilterConfig(block_length=size))
     optimizer = torch.optim.AdamW(filter.parameters(), lr=RATE)
     with torch.enable_grad():
         for _ in tqdm(range(epochs), desc="filter", unit="step"):
-            loss = seen.loss(filter(seen.confidence))
+            loss = seen.loss(filter(seen.confidence), learn)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     with torch.no_grad():
-        measured = unseen.measure(filter(unseen.confidence), threshold)
+        measured = unseen.measure(filter(unseen.confidence), learn, threshold)
     measured = {"forwards": len(seen.confidence), **measured}
     filter.save_pretrained(out)
     write_record(Path(out), {**(record or {}), "learn": learn, "threshold": threshold, **measured})
     return Path(out)
-
-
-def gathered(replays: Sequence[Any]) -> Any:
-    """Concatenate the forward passes of several examples."""
-    kind = type(replays[0])
-    return kind(*(torch.cat([getattr(one, each.name) for one in replays]).cpu() for each in fields(kind)))
-
-
-#: Functions (pipeline, call, drafter, block length) -> training example, by the name of the task.
-LEARNT: dict[str, Callable[..., Replay | Orders]] = {"right": replay, "order": watch}

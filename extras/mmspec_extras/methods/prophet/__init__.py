@@ -2,13 +2,11 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "prophet",
-        "decides places as `low_confidence` does, and all open ones once the mean `gap` of logits is large",
-        "2508.19982",
-        drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
-        rule="prophet",
-        rules={"prophet": "mmspec_extras.methods.prophet.policy:Prophet"},
-    ),
+METHOD = Method(
+    "prophet",
+    "decides places as `low_confidence` does, and all open ones once the mean `gap` of logits is large",
+    "2508.19982",
+    drafter="mmspec.families.masked_language.unmasking:UnmaskingDrafter",
+    rule="prophet",
+    rules={"prophet": "mmspec_extras.methods.prophet.policy:Prophet"},
 )

@@ -2,13 +2,11 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "released",
-        rules={
-            "lantern_released": "mmspec_extras.methods.released.lantern:ReleasedLantern",
-            "grouped_released": "mmspec_extras.methods.released.grouped:ReleasedGrouped",
-            "grouped_codebook": "mmspec_extras.methods.released.grouped:GroupedCodes",
-        },
-    ),
+METHOD = Method(
+    "released",
+    rules={
+        "lantern_released": "mmspec_extras.methods.released.lantern:ReleasedLantern",
+        "grouped_released": "mmspec_extras.methods.released.grouped:ReleasedGrouped",
+        "grouped_codebook": "mmspec_extras.methods.released.grouped:GroupedCodes",
+    },
 )

@@ -12,32 +12,13 @@ from torch.nn.functional import pad
 from mmspec.kernels.groups import bounded_ratio
 from mmspec.kernels.ordering import sort_stably
 from mmspec.targets import AnyTarget
-from mmspec.trees.neighbours import BLOCK_ELEMENTS, codebook_of, fitted
+from mmspec.trees.neighbours import codebook_of, fitted
 from mmspec.trees.relaxed_sampling import RelaxedSampling, check_group_size
+from mmspec_extras.clusters import cluster_codes
 
-__all__ = ["GroupedCodes", "ReleasedGrouped", "cluster_codes", "cluster_ratio", "window_ratio"]
-
-CLUSTERING_ROUNDS = 20
 # constants of GSD's released code
 RANKS_BELOW, RANKS_ABOVE = 7, 6
 LARGEST_DIFFERENCE, LARGEST_SQUARED_DISTANCE = 0.15, 0.5
-
-
-def cluster_codes(codebook: Tensor, count: int) -> Tensor:
-    """Return clusters [K] of code vectors [K, d], 0 to count - 1: Lloyd's k-means from evenly spaced codes.
-
-    The result is deterministic. Clusters may have any size, and may be empty.
-    """
-    vectors = codebook.double()
-    centres = vectors[torch.arange(count, device=vectors.device) * len(vectors) // count].clone()
-    rows = max(1, BLOCK_ELEMENTS // count)
-    cluster = torch.zeros(len(vectors), dtype=torch.long, device=vectors.device)
-    for _ in range(CLUSTERING_ROUNDS):
-        cluster = torch.cat([torch.cdist(block, centres).argmin(-1) for block in vectors.split(rows)])
-        members = torch.bincount(cluster, minlength=count)[:, None]
-        sums = torch.zeros_like(centres).index_add_(0, cluster, vectors)
-        centres = torch.where(members > 0, sums / members.clamp_min(1), centres)
-    return cluster
 
 
 def cluster_ratio(p: Tensor, q: Tensor, cluster: Tensor) -> Tensor:

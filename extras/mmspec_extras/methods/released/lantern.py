@@ -20,8 +20,6 @@ from mmspec.targets import AnyTarget
 from mmspec.trees.neighbours import fitted, neighbour_table
 from mmspec.trees.relaxed_sampling import total_variation
 
-__all__ = ["ReleasedLantern"]
-
 
 @dataclass
 class ReleasedLantern(Lantern):

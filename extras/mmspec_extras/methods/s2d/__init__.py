@@ -2,16 +2,14 @@
 
 from mmspec.plugins import Head, Method
 
-METHODS = (
-    Method(
-        "s2d",
-        "drafts with trained exits of the target; each token uses the first exit that is sure of it",
-        "2407.01955",
-        drafter="mmspec_extras.methods.s2d.drafter:SortedExitsDrafter",
-        head=Head(
-            model="mmspec_extras.methods.s2d.head:SortedExits",
-            loss="mmspec_extras.methods.s2d.loss:SortedExitsLoss",
-        ),
-        needs="exits that were trained for the target",
+METHOD = Method(
+    "s2d",
+    "drafts with trained exits of the target; each token uses the first exit that is sure of it",
+    "2407.01955",
+    drafter="mmspec_extras.methods.s2d.drafter:SortedExitsDrafter",
+    head=Head(
+        model="mmspec_extras.methods.s2d.head:SortedExits",
+        loss="mmspec_extras.methods.s2d.loss:SortedExitsLoss",
     ),
+    needs="exits that were trained for the target",
 )

@@ -16,9 +16,8 @@ from mmspec.models.replaced import Replacement
 from mmspec.open_types import AnyFunction
 from mmspec.validation import require_number
 from mmspec_extras.methods.early_exit.drafter import EarlyExitDrafter, EarlyExitSession
+from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.s2d.head import SortedExits
-
-__all__ = ["SortedExitsDrafter", "SortedExitsSession"]
 
 
 class SortedExitsSession(EarlyExitSession):
@@ -55,8 +54,8 @@ class SortedExitsSession(EarlyExitSession):
         return self.left[exit].shape[1] if exit in self.left else 0
 
     def layers(self, exit: int) -> AbstractContextManager[None]:
-        first, exits = self.drafter.first[exit], self.drafter.exits
-        layers, before = first.layers, exits[exits.index(exit) - 1]
+        model, exits = self.drafter.uncompiled.model, self.drafter.exits
+        layers, before = stack_of(model)[1][:exit], exits[exits.index(exit) - 1]
 
         def keep(own: AnyFunction) -> AnyFunction:
             def forward(*args: Any, **kwargs: Any) -> Tensor:
@@ -72,7 +71,7 @@ class SortedExitsSession(EarlyExitSession):
             more += [
                 Replacement(layer, lambda own: lambda *args, **kwargs: entering) for layer in layers[:before]
             ]
-        return first(more)
+        return first_layers(model, exit, more)
 
 
 class SortedExitsDrafter(EarlyExitDrafter, TrainedDrafter):
@@ -106,6 +105,3 @@ class SortedExitsDrafter(EarlyExitDrafter, TrainedDrafter):
     def fit(self, target: AnyTarget) -> Self:
         self.check(target)
         return super().fit(target)
-
-    def compile(self) -> None:
-        """Drafting forward passes are not compiled: the maps replace the `forward` of layers."""

@@ -10,8 +10,6 @@ from transformers import PreTrainedConfig
 from mmspec.open_types import Keywords
 from mmspec_extras.methods.early_exit.adapters import Adapters, AdaptersConfig
 
-__all__ = ["SortedExits", "SortedExitsConfig"]
-
 
 @strict
 class SortedExitsConfig(AdaptersConfig):

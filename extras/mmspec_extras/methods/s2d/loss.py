@@ -8,11 +8,9 @@ import torch
 
 from mmspec.core.interfaces import PromptOutput
 from mmspec.training.data.sequences import DrafterBatch
-from mmspec_extras.methods.early_exit.exits import FirstLayers
+from mmspec_extras.methods.early_exit.exits import first_layers, stack_of
 from mmspec_extras.methods.early_exit.loss import LayersLoss
 from mmspec_extras.methods.s2d.head import SortedExits
-
-__all__ = ["SortedExitsLoss"]
 
 
 class SortedExitsLoss(LayersLoss):
@@ -27,5 +25,5 @@ class SortedExitsLoss(LayersLoss):
     def layers(self, batch: DrafterBatch, read: PromptOutput) -> AbstractContextManager[None]:
         exits, noise = self.head.config.exits, torch.Generator().manual_seed(batch.seed)
         exit = exits[int(torch.randint(len(exits), (), generator=noise))]
-        first = FirstLayers(self.target.model, exit)
-        return first(self.head.beside(first.layers))
+        model = self.target.model
+        return first_layers(model, exit, self.head.beside(stack_of(model)[1][:exit]))

@@ -2,11 +2,9 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "sparse_context",
-        "decodes clips (NBP) plainly; a block sees only the first and the last `context_blocks` blocks",
-        "2511.22973",
-        drafter="mmspec_extras.methods.sparse_context.drafter:RecentBlocksDrafter",
-    ),
+METHOD = Method(
+    "sparse_context",
+    "decodes clips (NBP) plainly; a block sees only the first and the last `context_blocks` blocks",
+    "2511.22973",
+    drafter="mmspec_extras.methods.sparse_context.drafter:RecentBlocksDrafter",
 )

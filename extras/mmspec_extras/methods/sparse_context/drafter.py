@@ -16,8 +16,6 @@ from mmspec.places.order import Groups
 from mmspec.validation import is_integer
 from mmspec_extras.families.nbp.target import NBPTarget, RecentBlocks
 
-__all__ = ["RecentBlocksDrafter"]
-
 
 class RecentBlocksSession(OrderedCellsSession):
     """Clips whose blocks see only the first block and the most recent ones."""

@@ -2,12 +2,10 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "spot",
-        "drafts as `freedave` does; a trained `head` predicts the order in which places are decided",
-        "2610.22543",
-        drafter="mmspec_extras.methods.spot.drafter:OrderedStatesDrafter",
-        rule="state_walk",
-    ),
+METHOD = Method(
+    "spot",
+    "drafts as `freedave` does; a trained `head` predicts the order in which places are decided",
+    "2610.22543",
+    drafter="mmspec_extras.methods.spot.drafter:OrderedStatesDrafter",
+    rule="state_walk",
 )

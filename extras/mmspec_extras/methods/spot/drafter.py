@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, Self
 
 from torch import Tensor
@@ -15,9 +14,7 @@ from mmspec.methods.freedave.drafter import StatesDrafter, StatesSession
 from mmspec.places.policies import rank
 from mmspec.places.state_walk import StateFill
 from mmspec_extras.methods.learned.filter import CommitFilter
-from mmspec_extras.trained import read_trained
-
-__all__ = ["OrderedStatesDrafter"]
+from mmspec_extras.trained import copied_to, read_trained
 
 
 class OrderedStatesSession(StatesSession):
@@ -57,12 +54,8 @@ class OrderedStatesDrafter(StatesDrafter):
 
     def fit(self, target: Target[Any]) -> Self:
         fitted = super().fit(target)
-        if fitted.head is None:
-            raise InputError(
-                "head", None, "must be the folder of a head that `mmspec-extras train-filter` wrote"
-            )
+        fitted.head = copied_to(target.device, self.head, "head", "filter")
         size, own = fitted.block_length or 1, fitted.head.config.block_length
         if own != size:
             raise InputError("head", own, f"must be trained for blocks of {size}")
-        fitted.head = copy.deepcopy(fitted.head).to(target.device)  # type: ignore[arg-type]
         return fitted

@@ -21,8 +21,6 @@ from mmspec.heads.window_states import StateWindowDrafter, StateWindowSession
 from mmspec.targets.causal import CausalTarget
 from mmspec_extras.methods.ssd.head import VerticalHead
 
-__all__ = ["VerticalDrafter", "VerticalSession", "read_below"]
-
 
 def read_below(head: VerticalHead, target: CausalTarget, states: Tensor, is_code: Tensor) -> Tensor:
     """Return guided logits [B, n, V] of the tokens below cells, from the target's states [B, n, s] there.

@@ -16,8 +16,6 @@ from transformers import PreTrainedConfig
 from mmspec.heads.configuration import WindowHeadConfig
 from mmspec.heads.model import WindowHead
 
-__all__ = ["VerticalConfig", "VerticalHead"]
-
 NARROW, SHARE = 192, 4  # the width of a head is a quarter of its target's, but at least 192
 
 

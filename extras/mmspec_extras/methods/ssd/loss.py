@@ -9,29 +9,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from mmspec.core.canvas import Canvas
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Tree
 from mmspec.core.image_grid import FREE, ImageGrid, require_grid
-from mmspec.core.indexing import put
-from mmspec.core.interfaces import DraftSession, PromptOutput, Request, TargetOutput
-from mmspec.core.random_stream import RandomStream
+from mmspec.core.interfaces import TargetOutput
+from mmspec.core.plain import NoDrafter
 from mmspec.core.sampling import Sampler
 from mmspec.core.verdict import Path
 from mmspec.heads.model import HIDDEN
 from mmspec.targets import CausalTarget
 from mmspec.training.data.sequences import PromptData, TensorBatch, decode
 from mmspec.training.losses.base import DrafterLoss, learnt_images
-from mmspec_extras.methods.ssd.drafter import VerticalDrafter, VerticalSession, read_below
+from mmspec_extras.methods.ssd.drafter import VerticalDrafter, read_below
 from mmspec_extras.methods.ssd.head import VerticalHead
-
-__all__ = ["CellBatch", "VerticalLoss"]
 
 KEPT = 8  # batches of images; every step uses one of them
 EVERY = 8  # steps from one new batch to the next
@@ -57,7 +53,7 @@ class CellBatch(TensorBatch):
 
 @dataclass(frozen=True)
 class DrawnImages:
-    """Images as the target has read them.
+    """Images as the target has read them, without their last tokens.
 
     Attributes:
         states: [B, L, s] at each place of the output, as the head reads them.
@@ -72,49 +68,20 @@ class DrawnImages:
     sampler: Sampler
 
 
-class RecordingSession(VerticalSession):
-    """A session that records the target's states at every place.
+class Recorder(NoDrafter):
+    """Plain decoding; a window would take longer in large batches.
 
-    The target reads a place again in every round until it is committed, so that the last record is that of
-    the committed token.
+    Attributes:
+        seen: for each tap, the target's states [R, 1, d] at every token that it has read.
     """
 
-    states: Tensor
-    hidden: Tensor
-
-    def propose(self, canvas: Canvas) -> Tree:
-        self._root = canvas.emitted[:, None] - 1
-        return super().propose(canvas)
+    def __init__(self, taps: Sequence[int]) -> None:
+        self.taps = tuple(dict.fromkeys((*taps, HIDDEN)))
+        self.seen: dict[int, list[Tensor]] = {tap: [] for tap in self.taps}
 
     def observe(self, draft: Tree, output: TargetOutput, scores: Scores, verdict: Path) -> None:
-        super().observe(draft, output, scores, verdict)
-        hidden, length = output.taps[HIDDEN], max(each.length for each in self.layouts if each is not None)
-        if not hasattr(self, "states"):
-            self.states = self.read.states.new_zeros(
-                len(draft.tokens), length + 1, self.read.states.shape[-1]
-            )
-            self.hidden = hidden.new_zeros(len(hidden), length + 1, hidden.shape[-1])
-        place = (self._root + torch.arange(draft.tokens.shape[1], device=self._root.device)).clamp_max(length)
-        put(self.states, place, self.read.states)
-        put(self.hidden, place.repeat(len(hidden) // len(place), 1), hidden)
-
-
-class RecordingDrafter(VerticalDrafter):
-    """A drafter of vertical drafts that records its sessions, also those of its copies for a target."""
-
-    session = RecordingSession
-
-    def __init__(self, model: VerticalHead) -> None:
-        super().__init__(model, 1, "exact")  # plain decoding; a window takes longer in large batches
-        self.taps = tuple(dict.fromkeys((*model.taps, HIDDEN)))
-        self.kept: list[RecordingSession] = []
-
-    def start(
-        self, requests: Sequence[Request], prefill: PromptOutput, sampler: Sampler, random: RandomStream
-    ) -> DraftSession:
-        session = super().start(requests, prefill, sampler, random)
-        self.kept.append(cast(RecordingSession, session))
-        return session
+        for tap, states in output.taps.items():
+            self.seen[tap].append(states.clone())
 
 
 class VerticalLoss(DrafterLoss):
@@ -137,13 +104,11 @@ class VerticalLoss(DrafterLoss):
     @torch.no_grad()
     def _draw(self, data: PromptData, step: int, process: int) -> DrawnImages:
         """Draw images of new prompts with the target."""
-        trial = data.prompts(step, process)
-        drafter = RecordingDrafter(self.head)
-        decode(self.target, drafter, trial, step * 1009 + process)
-        (session,), length = drafter.kept, trial.new_tokens
-        states, hidden = session.states[:, :length], session.hidden[:, :length]
-        grid = require_grid(trial.requests[0].layout, drafter.title)
-        return DrawnImages(states, hidden, grid, trial.sampler)
+        trial, recorder = data.prompts(step, process), Recorder(self.head.taps)
+        decode(self.target, recorder, trial, step * 1009 + process)
+        read = {tap: torch.cat(states, 1) for tap, states in recorder.seen.items()}
+        grid = require_grid(trial.requests[0].layout, VerticalDrafter.title)
+        return DrawnImages(self.head.join(read, len(trial.requests)), read[HIDDEN], grid, trial.sampler)
 
     @torch.no_grad()
     def _cells(self, drawn: DrawnImages, rng: torch.Generator) -> CellBatch:

@@ -21,9 +21,7 @@ from mmspec.methods.draft_model.drafter import DraftModelDrafter, fit_vocabulary
 from mmspec.methods.draft_model.masked import NgramModel
 from mmspec.targets import CausalTarget
 from mmspec.validation import require_number
-from mmspec_extras.reread_trees import RereadDrafter, RereadSession, lay_out
-
-__all__ = ["ROOT", "Chain", "SuperposedDrafter", "continue_chains"]
+from mmspec_extras.draft_models import RereadDrafter, RereadSession, lay_out
 
 
 class Chain(NamedTuple):

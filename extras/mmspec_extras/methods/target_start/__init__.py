@@ -2,12 +2,10 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "target_start",
-        "drafts a tree with a smaller model, level 1 also from the target's own predictions",
-        "2409.10644",
-        drafter="mmspec_extras.methods.target_start.drafter:TargetStartDrafter",
-        needs="a smaller model with the target's tokenizer",
-    ),
+METHOD = Method(
+    "target_start",
+    "drafts a tree with a smaller model, level 1 also from the target's own predictions",
+    "2409.10644",
+    drafter="mmspec_extras.methods.target_start.drafter:TargetStartDrafter",
+    needs="a smaller model with the target's tokenizer",
 )

@@ -24,8 +24,6 @@ from mmspec.trees.growth import StaticTree, TreeGrowth
 from mmspec.trees.siblings import SiblingDraws
 from mmspec.validation import require_number
 
-__all__ = ["TargetStartDrafter", "TargetStartSession"]
-
 PRIOR = 4.0  # accepted levels with which every row begins, as many as expected
 
 

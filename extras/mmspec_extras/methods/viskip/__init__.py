@@ -2,13 +2,10 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "viskip",
-        "drafts with a smaller model, and not where the target attends to its images",
-        "2603.14989",
-        drafter="mmspec_extras.methods.viskip.drafter:VisualSkipDrafter",
-        make="mmspec_extras.methods.viskip.drafter:viskip",
-        needs="a smaller model with the target's tokenizer",
-    ),
+METHOD = Method(
+    "viskip",
+    "drafts with a smaller model, and not where the target attends to its images",
+    "2603.14989",
+    drafter="mmspec_extras.methods.viskip.drafter:VisualSkipDrafter",
+    needs="a smaller model with the target's tokenizer",
 )

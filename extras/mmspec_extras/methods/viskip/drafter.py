@@ -13,25 +13,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.accelerator import Accelerator, pair
 from mmspec.core.distributions import Scores
 from mmspec.core.draft import Nodes, Tree
 from mmspec.core.indexing import take
-from mmspec.core.interfaces import AnyTarget, Drafter, TargetOutput
+from mmspec.core.interfaces import AnyTarget, TargetOutput
 from mmspec.core.rows import named
 from mmspec.core.session import PromptBatch
 from mmspec.core.verdict import Path
 from mmspec.errors import InputError
-from mmspec.methods.draft_model.choice import draft_model
-from mmspec.methods.draft_model.drafter import visual_places
+from mmspec.methods.draft_model.drafter import DraftModelDrafter, visual_places
 from mmspec.models.replaced import replaced_attention
 from mmspec.open_types import AnyFunction
 from mmspec.targets import CausalTarget
 from mmspec.targets.attention import attends_plainly
 from mmspec.validation import is_integer, require_number
-from mmspec_extras.resting import RestingDrafter, RestingSession
-
-__all__ = ["VisualSkipDrafter", "attention_of_newest", "viskip"]
+from mmspec_extras.draft_models import RestingSession, TextModelDrafter
 
 FULL = "full_attention"
 
@@ -81,17 +77,19 @@ class VisualSkipSession(RestingSession):
 
     row_fields = named("images", "mass")
 
-    def __init__(self, drafter: VisualSkipDrafter, batch: PromptBatch) -> None:
+    drafter: VisualSkipDrafter
+
+    def __init__(self, drafter: DraftModelDrafter, batch: PromptBatch) -> None:
         super().__init__(drafter, batch)
-        config, logits = drafter.target.config, batch.prefill.logits
+        config, logits = self.drafter.target.config, batch.prefill.logits
         self.images = [visual_places(config, each.inputs).to(logits.device) for each in batch.requests]
         self.mass = logits.new_zeros(len(self.images), dtype=torch.float32)
-        ends = batch.prefill.taps[drafter.layer][: len(self.images)]
+        ends = batch.prefill.taps[self.drafter.layer][: len(self.images)]
         self._ends: Tensor | None = torch.cat([hidden[:, -1] for hidden in ends])
 
     def attach(self, state: Any) -> None:
         super().attach(state)
-        self.state = state
+        self.target_state = state
         if self._ends is not None:
             self._look(self._ends)
             self._ends = None
@@ -107,16 +105,17 @@ class VisualSkipSession(RestingSession):
 
     def _look(self, hidden: Tensor) -> None:
         """Compute the masses from the states [B, d] that entered the layer at the newest scored tokens."""
-        paid = attention_of_newest(self.drafter.target, self.state, self.drafter.layer, hidden)
+        paid = attention_of_newest(self.drafter.target, self.target_state, self.drafter.layer, hidden)
         masses = [weights[places].sum() for weights, places in zip(paid, self.images, strict=True)]
         self.mass = torch.stack(masses)
 
 
-class VisualSkipDrafter(RestingDrafter):
-    """Wraps a drafter, which drafts nothing for rows whose target attends to its images.
+class VisualSkipDrafter(TextModelDrafter):
+    """Drafts a chain with a smaller model, and nothing for rows whose target attends to its images.
 
     Args:
-        inner: the wrapped drafter.
+        model: the draft model.
+        num_draft_tokens: length of a draft.
         threshold: share of the attention to visual tokens from which it rests, 0 to 1.
         layer: of the target whose attention is read; the one in the middle of those with full attention if
             None.
@@ -129,12 +128,14 @@ class VisualSkipDrafter(RestingDrafter):
     target: CausalTarget
     layer: int
 
-    def __init__(self, inner: Drafter, threshold: float = 0.35, layer: int | None = None) -> None:
+    def __init__(
+        self, model: Any, num_draft_tokens: int = 5, threshold: float = 0.35, layer: int | None = None
+    ) -> None:
         require_number("threshold", threshold, 0.0, 1.0, "must be a share of attention from 0 to 1")
-        super().__init__(inner)
+        super().__init__(model, num_draft_tokens, "coupled")
         self.threshold, self.chosen = threshold, layer
 
-    def fit(self, target: AnyTarget) -> VisualSkipDrafter:
+    def fit(self, target: AnyTarget) -> Any:
         refusal = InputError("accelerator", "viskip", "needs a causal decoder with ordinary sdpa attention")
         if not isinstance(target, CausalTarget):
             raise refusal
@@ -146,20 +147,6 @@ class VisualSkipDrafter(RestingDrafter):
         layer = full[len(full) // 2] if self.chosen is None else self.chosen
         if not is_integer(layer) or layer not in full:
             raise InputError("layer", layer, f"must be a layer with full attention, one of {full}")
-        fitted = copy.copy(self)
-        fitted.inner, fitted.target, fitted.layer = self.inner.fit(target), target, layer
-        fitted.taps = tuple(dict.fromkeys((*fitted.inner.taps, layer)))
+        fitted: Any = copy.copy(super().fit(target))
+        fitted.target, fitted.layer, fitted.taps = target, layer, (layer,)
         return fitted
-
-
-def viskip(
-    model: Any, num_draft_tokens: int = 5, threshold: float = 0.35, layer: int | None = None
-) -> Accelerator:
-    """Draft with a smaller model, and not where the target attends to its images.
-
-    Args:
-        model: the draft model.
-        num_draft_tokens: length of a draft.
-        threshold, layer: see `VisualSkipDrafter`.
-    """
-    return pair("viskip", VisualSkipDrafter(draft_model(model, num_draft_tokens).drafter, threshold, layer))

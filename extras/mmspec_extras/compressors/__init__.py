@@ -1,1 +1,0 @@
-"""Compressors of visual tokens, registered under the entry point group `mmspec.compressors`."""
