@@ -133,14 +133,15 @@ def distilled(
         Path | None, typer.Option(help="A trained LPD of this model, whose weights the student begins with.")
     ] = None,
     layers: Annotated[int, typer.Option(min=1, help="Layers of the model that are kept.")] = 6,
-    images: Annotated[int, typer.Option(min=1, help="Images that the model draws for its student.")] = 1024,
+    images: Annotated[int, typer.Option(min=1, help="Images whose noise is made.")] = 1024,
+    guidance_scale: Annotated[float, typer.Option(min=0.0, help="Guidance scale of the model.")] = 2.0,
     *,
     training: TrainingOptions,
 ) -> None:
     """Train a student that draws images of a LlamaGen in few forward passes (Distilled Decoding).
 
     Resumable; writes a folder with transformer, text encoder, tokenizer and
-    image tokenizer. By default it takes 30 minutes after the images are drawn, in batches of 16.
+    image tokenizer. By default it takes 30 minutes after the noise is made, in batches of 16.
 
     Example:
         python -m extras.reference train distilled --queries assets/scenes-parallel --out my-student
@@ -148,6 +149,7 @@ def distilled(
     from extras.reference.distilled import train_distilled
 
     how: dict[str, Any] = {"queries": queries, "layers": layers, "images": images}
+    how["guidance_scale"] = guidance_scale
     folder = train_distilled(out, start=start, **how, **training.plan)
     training.report(folder, "score it: mmspec evaluate images --accelerator distilled:forwards=4")
 

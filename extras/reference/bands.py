@@ -107,7 +107,7 @@ def train_bands(out: str | Path, *, start: str | Path, **how: Unpack[RunOptions]
         The folder. Its `training.json` records the training.
     """
     out, start = Path(out), Path(start)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, check_s=300.0)
     sides = tuple(NFIGConfig().patch_nums)
     reader = load_reader(start / READER) if (start / READER).is_dir() else None
     trained = VQModel.from_pretrained(start / VQ, torch_dtype=torch.float32)

@@ -1,13 +1,14 @@
 """Training of a student of a LlamaGen that draws images in few forward passes (2412.17153).
 
-The teacher draws images of captions. The flow back from their tokens to noise, for which one forward pass of
-the teacher over an image suffices, makes the pairs of noise and tokens that the student learns. The authors
-follow the flow from noise to tokens while the teacher draws. Both ways, pairs have the same distribution.
+One forward pass of the teacher over a real image gives its distributions. The flow back from the tokens to
+noise makes the pairs of noise and tokens that the student learns. The authors follow the flow from noise to
+tokens, while the teacher draws an image. Both kinds of pairs are of one function, and have one distribution
+if the teacher is that of real images.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,26 +22,26 @@ from transformers import GenerationConfig, T5EncoderModel
 
 from mmspec.atomic_file import atomic_file
 from mmspec.core.image_grid import ImageGrid
+from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.lpd.modeling import LPDForCausalLM
 from mmspec.scenes import training_seeds
-from mmspec.training.data.scenes import PromptedScenes
 from mmspec.training.data.sequences import TensorBatch
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 from mmspec_extras.families.distilled.flow import noise_of
 from mmspec_extras.families.distilled.modeling import DistilledConfig, DistilledForCausalLM
 from mmspec_extras.methods.distilled.drafter import first_cells
-from reference.begun import Kept, shape_of
+from reference.begun import Kept, shape_of, trained_llamagen
+from reference.image_data import ImageBatch, image_batch
 from reference.image_model import caption_vectors
-from reference.image_scores import distributions_of, load_pipeline
 from reference.parallel import begin_with
 from reference.trainer import held_out_figures
 
-__all__ = ["DistilledLoss", "NoisyImages", "begin_student", "draw_images", "train_distilled"]
+__all__ = ["DistilledLoss", "NoisyImages", "begin_student", "log_probabilities", "train_distilled"]
 
 PROGRAM = "python -m extras.reference"
 STAGE = 23  # of the seeds of the scenes
 DEFAULT_MINUTES = 30.0
-CHUNK = 32  # images that are drawn together; those of the first chunk are held out
+CHUNK = 32  # images of a file; those of the first are held out
 DRAWS = 2  # noise sequences of an image
 FORWARDS = (1, 2, 4)
 DISTANCE_WEIGHT = 1.0
@@ -48,7 +49,7 @@ DISTANCE_WEIGHT = 1.0
 
 @dataclass(frozen=True)
 class NoisyImages(TensorBatch):
-    """Images of the teacher with noise that the flow maps to their tokens.
+    """Images with noise that the flow maps to their tokens.
 
     Attributes:
         words, word_mask, dropped: [B, n] and [B] captions, none of them dropped; see `ImageBatch`.
@@ -66,41 +67,46 @@ class NoisyImages(TensorBatch):
 
 
 @torch.inference_mode()
-def draw_images(teacher: Any, tokenizer: Any, seeds: np.ndarray) -> dict[str, Tensor]:
-    """Draw an image of each scene's caption with its noise: words, word_mask, tokens, noise [B, draws, N, d].
+def log_probabilities(
+    teacher: LlamaGenForCausalLM, text_encoder: T5EncoderModel, batch: ImageBatch, guidance_scale: float
+) -> Tensor:
+    """Return the teacher's guided log-probabilities [B, N, V] of all cells, given the tokens before each."""
+    logits = []
+    for dropped in (batch.dropped, torch.ones_like(batch.dropped)):
+        vectors = caption_vectors(teacher.model, text_encoder, replace(batch, dropped=dropped))
+        read = torch.cat([vectors, teacher.model.embed_tokens(batch.tokens[:, :-1])], 1)
+        seen = F.pad(batch.word_mask, (0, batch.tokens.shape[1] - 1), value=1)
+        states = teacher.model(inputs_embeds=read, attention_mask=seen, use_cache=False).last_hidden_state
+        logits.append(teacher.lm_head(states[:, vectors.shape[1] - 1 :]).float())
+    asked, free = logits
+    return (free + guidance_scale * (asked - free)).log_softmax(-1)
 
-    Args:
-        teacher: the image pipeline of a LlamaGen of captions.
-        tokenizer: tokenizer of the captions.
-        seeds: [B] of the scenes.
+
+def noisy_images(
+    folder: Path, teacher: LlamaGenForCausalLM, kept: Kept, count: int, seed: int, guidance_scale: float
+) -> dict[str, Tensor]:
+    """Make images with their noise, in chunks that a folder keeps, so that another run begins with them.
+
+    Returns:
+        The fields of `NoisyImages` for all images; noise is [n, draws, N, d].
     """
-    told = PromptedScenes.of(seeds, dropped=0.0)
-    words, mask = told.words(tokenizer)
-    texts, scale = [prompt.text for prompt in told.prompts], float(teacher.sampling({})["guidance_scale"])
-    drawn = teacher(texts, seed=seeds.tolist(), batch_size=len(texts), output_type="latent").tokens
-    codes = teacher.vq.quantize.embedding.weight.float()
-    tokens = torch.tensor(drawn, device=codes.device)
-    random, noise = torch.Generator(device="cpu").manual_seed(int(seeds[0])), list[Tensor]()
-    for text, row in zip(texts, tokens, strict=True):
-        (request,) = teacher.prepare(text, {"guidance_scale": scale}).requests
-        log_p = distributions_of(teacher, request, row[None], scale)[0].log()
-        noise += [noise_of(row, log_p, codes, random) for _ in range(DRAWS)]
-    noises = torch.stack(noise).unflatten(0, (len(texts), DRAWS)).cpu()
-    return {"words": words, "word_mask": mask, "tokens": tokens.cpu(), "noise": noises}
-
-
-def drawn_images(folder: Path, teacher: Any, tokenizer: Any, count: int, seed: int) -> dict[str, Tensor]:
-    """Return at least `count` images as `draw_images` does, of which the files in a folder hold the first."""
     folder.mkdir(parents=True, exist_ok=True)
-    chunks = []
-    for index in tqdm(range(-(-count // CHUNK)), desc="images of the teacher"):
+    codes, chunks = kept.vq.quantize.embedding.weight.float(), []
+    for index in tqdm(range(-(-count // CHUNK)), desc="noise of images"):
         file = folder / f"{index:05}.safetensors"
         if not file.exists():
             seeds = training_seeds(seed, STAGE, index, 0, CHUNK)
+            batch = kept.with_tokens(
+                image_batch(seeds, kept.tokenizer, dropped=0.0, grid=teacher.config.grid_size)
+            )
+            log_p = log_probabilities(teacher, kept.text_encoder, batch, guidance_scale).flatten(0, 1)
+            random, tokens = torch.Generator(device="cpu").manual_seed(seed + index), batch.tokens.flatten()
+            noise = [noise_of(tokens, log_p, codes, random).unflatten(0, (CHUNK, -1)) for _ in range(DRAWS)]
+            found = {name: getattr(batch, name) for name in ("words", "word_mask", "dropped", "tokens")}
             with atomic_file(file) as temporary:
-                save_file(draw_images(teacher, tokenizer, seeds), temporary)
+                save_file({**found, "noise": torch.stack(noise, 1)}, temporary)
         chunks.append(load_file(file))
-    return {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    return {name: torch.cat([chunk[name] for chunk in chunks])[:count] for name in chunks[0]}
 
 
 def begin_student(start: Path, layers: int, queries: Path | None, channels: int) -> DistilledForCausalLM:
@@ -164,19 +170,21 @@ def train_distilled(
     queries: str | Path | None = None,
     layers: int = 6,
     images: int = 1024,
+    guidance_scale: float = 2.0,
     **how: Unpack[RunOptions],
 ) -> Path:
     """Train a student that draws images in few forward passes, and save it as one folder.
 
     Args:
-        out: the folder to write. The images of the teacher are kept beside it, in `<out>.images`.
+        out: the folder to write. Images and their noise are kept beside it, in `<out>.images`.
         start: the teacher, a LlamaGen of captions.
         queries: a trained LPD of the teacher, whose weights the student begins with; None for those of the
             teacher.
         layers: layers of the teacher that the student begins with.
-        images: number of images that the teacher draws.
-        how: see `RunOptions`; the default is 30 minutes, with 16 images per step and process. The time in
-            which the teacher draws is not counted.
+        images: number of images.
+        guidance_scale: guidance of the teacher. Large scales make noise of real images less normal.
+        how: see `RunOptions`; the default is 30 minutes, with 16 images per step and process, after the
+            noise is made.
 
     Returns:
         The folder. Its `training.json` records the settings of the training.
@@ -185,28 +193,28 @@ def train_distilled(
         InputError: `start` is not a LlamaGen of captions, or has fewer layers.
     """
     out, start = Path(out), Path(start)
-    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16)
+    training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, check_s=300.0)
     kept = Kept(start, training.accelerator.device)
     codes = kept.vq.quantize.embedding.weight.detach().float()
     model = begin_student(start, layers, None if queries is None else Path(queries), codes.shape[1])
-    where = out.with_name(f"{out.name}.images")
-    drawn = drawn_images(where, load_pipeline(start), kept.tokenizer, CHUNK + images, training.seed)
+    teacher = trained_llamagen(start).eval().requires_grad_(False).to(training.accelerator.device)
+    folder, count = out.with_name(f"{out.name}.images"), CHUNK + images
+    made = noisy_images(folder, teacher, kept, count, training.seed, guidance_scale)
     side = model.config.grid_size
     grid = ImageGrid(side, side, model.config.vocab_size)
     begins = [cell for forwards in FORWARDS for cell in first_cells(grid.rows, grid.columns, forwards)]
 
-    def batch_of(rows: np.ndarray, noise: int, begin: int) -> NoisyImages:
-        chosen = {name: part[rows] for name, part in drawn.items()} | {"begin": torch.tensor(begin)}
-        dropped = torch.zeros(len(rows), dtype=torch.bool)
-        return NoisyImages(**chosen | {"noise": chosen["noise"][:, noise]}, dropped=dropped)
+    def batch_of(rows: np.ndarray, draw: int, begin: int) -> NoisyImages:
+        fields = {name: part[rows] for name, part in made.items()}
+        return NoisyImages(**{**fields, "noise": fields["noise"][:, draw]}, begin=torch.tensor(begin))
 
     def make(step: int) -> NoisyImages:
         random = np.random.default_rng([training.seed, STAGE, step, training.accelerator.process_index])
-        rows = random.integers(CHUNK, CHUNK + images, training.batch_size)
+        rows = random.integers(CHUNK, count, training.batch_size)
         return batch_of(rows, int(random.integers(DRAWS)), int(random.choice(begins)))
 
     learner = DistilledLoss(model, kept.text_encoder, codes)
     check = held_out_figures(batch_of(np.arange(CHUNK), 0, 0), training.accelerator.device, digits=3)
     training.train(Stage("student", learner, make, check, outer=("mask_token", "noise_projection")))
-    options = {"queries": queries, "layers": layers, "images": images}
+    options = {"queries": queries, "layers": layers, "images": images, "guidance-scale": guidance_scale}
     return kept.finish(training, model, out, "distilled", options, program=PROGRAM)

@@ -17,7 +17,8 @@ from mmspec.errors import InputError
 from mmspec.pipelines import ImagePipeline, MMSpecPipeline
 from mmspec_extras.families.distilled.flow import noise_of, posterior, token_of
 from mmspec_extras.methods.distilled.drafter import first_cells
-from reference.image_data import image_batch
+from reference.image_data import ImageBatch, image_batch
+from reference.image_scores import distributions_of
 
 PROMPT = "a small red star"
 CELLS = 256
@@ -38,7 +39,7 @@ def trained(start: Path) -> tuple[Path, list[float]]:
         drawn = {file: file.stat().st_mtime_ns for file in (out.parent / "student.images").iterdir()}
         how["on_step"] = lambda _, loss: losses.append(loss)
         distilled.train_distilled(out, steps=24, **how)
-    assert drawn and all(file.stat().st_mtime_ns == when for file, when in drawn.items()), "drawn once"
+    assert drawn and all(file.stat().st_mtime_ns == when for file, when in drawn.items()), "made once"
     return out, losses
 
 
@@ -85,7 +86,8 @@ def test_cells_depend_on_their_noise_and_on_what_precedes_them(pipe: ImagePipeli
         output = pipe([PROMPT, "a blue ring"], seed=[5, 6], output_type="latent")
         assert output.stats.target_forwards == forwards
         drawn[forwards] = output.tokens[0]
-    assert pipe([PROMPT], seed=5, output_type="latent").tokens[0] == drawn[4], "as in a batch"
+        alone = pipe("a blue ring", seed=6, output_type="latent").tokens
+        assert alone == [output.tokens[1]] != [output.tokens[0]], "as in a batch"
     assert drawn[1][:80] == drawn[2][:80] and drawn[2][:32] == drawn[4][:32]
     assert len({*map(tuple, drawn.values())}) == 3 and len(set(drawn[1])) > 3
     assert pipe([PROMPT], seed=7, output_type="latent").tokens[0] != drawn[4]
@@ -93,17 +95,32 @@ def test_cells_depend_on_their_noise_and_on_what_precedes_them(pipe: ImagePipeli
     assert pipe([PROMPT], seed=5, output_type="latent").tokens[0] == drawn[2]
 
 
+def batch_of(pipe: ImagePipeline, tokens: torch.Tensor) -> ImageBatch:
+    """The prompt with one image, as in training."""
+    words = pipe.tokenizer(PROMPT, add_special_tokens=False, return_tensors="pt")["input_ids"]
+    batch = image_batch(np.arange(1), pipe.tokenizer, dropped=0.0)
+    left = batch.words.shape[1] - words.shape[1], 0
+    mask, words = (torch.nn.functional.pad(each, left) for each in (torch.ones_like(words), words))
+    return replace(batch, words=words, word_mask=mask, tokens=tokens)
+
+
+def test_the_teacher_is_that_of_plain_decoding(start: Path) -> None:
+    teacher: Any = MMSpecPipeline.from_pretrained(start, accelerator="none")
+    tokens = torch.tensor(teacher(PROMPT, seed=1, output_type="latent").tokens)
+    with torch.inference_mode():
+        (request,) = teacher.prepare(PROMPT, {}).requests
+        wanted = distributions_of(teacher, request, tokens, 3.0)
+    log_p = distilled.log_probabilities(teacher.model, teacher.text_encoder, batch_of(teacher, tokens), 3.0)
+    torch.testing.assert_close(log_p.exp(), wanted, atol=1e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("forwards", [1, 2])
 def test_what_is_learnt_is_what_decodes(pipe: ImagePipeline, forwards: int) -> None:
     pipe.set_accelerator("distilled", forwards=forwards)
     tokens = torch.tensor(pipe(PROMPT, seed=5, output_type="latent").tokens)
     noise = RandomStream.from_seed(5, 1).normal(torch.arange(CELLS)[None], Purpose.DRAFT, 8, torch.float32)
-    words = pipe.tokenizer(PROMPT, add_special_tokens=False, return_tensors="pt")["input_ids"]
-    batch = image_batch(np.arange(1), pipe.tokenizer, dropped=0.0)
-    left = batch.words.shape[1] - words.shape[1], 0
-    mask, words = (torch.nn.functional.pad(each, left) for each in (torch.ones_like(words), words))
-    begin = torch.tensor(first_cells(16, 16, forwards)[-1])
-    noisy = distilled.NoisyImages(words, mask, batch.dropped, tokens, noise, begin)
+    batch, begin = batch_of(pipe, tokens), torch.tensor(first_cells(16, 16, forwards)[-1])
+    noisy = distilled.NoisyImages(batch.words, batch.word_mask, batch.dropped, tokens, noise, begin)
     learner = distilled.DistilledLoss(pipe.model, pipe.text_encoder, pipe.vq.quantize.embedding.weight)
     with torch.no_grad():
         assert torch.equal(learner.read(noisy).argmax(-1), tokens[:, int(begin) :])
