@@ -129,10 +129,7 @@ def axial(
 def distilled(
     out: Out,
     start: BegunWith = LLAMAGEN,
-    queries: Annotated[
-        Path | None, typer.Option(help="A trained LPD of this model, whose weights the student begins with.")
-    ] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Layers of the model that are kept.")] = 6,
+    queries: Annotated[Path | None, typer.Option(help="Trained LPD that the student begins with.")] = None,
     images: Annotated[int, typer.Option(min=1, help="Images whose noise is made.")] = 1024,
     guidance_scale: Annotated[float, typer.Option(min=0.0, help="Guidance scale of the model.")] = 2.0,
     *,
@@ -148,10 +145,10 @@ def distilled(
     """
     from extras.reference.distilled import train_distilled
 
-    how: dict[str, Any] = {"queries": queries, "layers": layers, "images": images}
+    how: dict[str, Any] = {"queries": queries, "images": images}
     how["guidance_scale"] = guidance_scale
     folder = train_distilled(out, start=start, **how, **training.plan)
-    training.report(folder, "score it: mmspec evaluate images --accelerator distilled:forwards=4")
+    training.report(folder, "score it: mmspec evaluate images --accelerator distilled:generation_steps=4")
 
 
 @train_app.command()

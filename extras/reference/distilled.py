@@ -21,7 +21,6 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig, T5EncoderModel
 
 from mmspec.atomic_file import atomic_file
-from mmspec.core.image_grid import ImageGrid
 from mmspec.families.llamagen.modeling import LlamaGenForCausalLM
 from mmspec.families.lpd.modeling import LPDForCausalLM
 from mmspec.scenes import training_seeds
@@ -43,7 +42,7 @@ STAGE = 23  # of the seeds of the scenes
 DEFAULT_MINUTES = 30.0
 CHUNK = 32  # images of a file; those of the first are held out
 DRAWS = 2  # noise sequences of an image
-FORWARDS = (1, 2, 4)
+STEPS = (1, 2, 4)  # forward passes per image that are learnt
 DISTANCE_WEIGHT = 1.0
 
 
@@ -109,12 +108,11 @@ def noisy_images(
     return {name: torch.cat([chunk[name] for chunk in chunks])[:count] for name in chunks[0]}
 
 
-def begin_student(start: Path, layers: int, queries: Path | None, channels: int) -> DistilledForCausalLM:
-    """Return a student with layers of the teacher, or with those and the queries of an LPD of the teacher."""
-    lpd = begin_with(start, layers) if queries is None else LPDForCausalLM.from_pretrained(queries).float()
-    layers, shape = lpd.config.num_hidden_layers, shape_of(lpd)
-    model = DistilledForCausalLM(DistilledConfig(num_hidden_layers=layers, noise_channels=channels, **shape))
-    model.load_state_dict(lpd.state_dict(), strict=False)
+def begin_student(begun: LPDForCausalLM, channels: int) -> DistilledForCausalLM:
+    """Return a student with the weights of an LPD, and a new projection of noise of some channels."""
+    shape = shape_of(begun) | {"num_hidden_layers": begun.config.num_hidden_layers}
+    model = DistilledForCausalLM(DistilledConfig(noise_channels=channels, **shape))
+    model.load_state_dict(begun.state_dict(), strict=False)
     cells = model.config.image_tokens
     model.generation_config = GenerationConfig(do_sample=False, guidance_scale=1.0, max_new_tokens=cells)
     return model
@@ -168,7 +166,6 @@ def train_distilled(
     *,
     start: str | Path,
     queries: str | Path | None = None,
-    layers: int = 6,
     images: int = 1024,
     guidance_scale: float = 2.0,
     **how: Unpack[RunOptions],
@@ -178,9 +175,7 @@ def train_distilled(
     Args:
         out: the folder to write. Images and their noise are kept beside it, in `<out>.images`.
         start: the teacher, a LlamaGen of captions.
-        queries: a trained LPD of the teacher, whose weights the student begins with; None for those of the
-            teacher.
-        layers: layers of the teacher that the student begins with.
+        queries: a trained LPD that the student begins with; None for the teacher.
         images: number of images.
         guidance_scale: guidance of the teacher. Large scales make noise of real images less normal.
         how: see `RunOptions`; the default is 30 minutes, with 16 images per step and process, after the
@@ -190,19 +185,22 @@ def train_distilled(
         The folder. Its `training.json` records the settings of the training.
 
     Raises:
-        InputError: `start` is not a LlamaGen of captions, or has fewer layers.
+        InputError: `start` is not a LlamaGen of captions.
     """
     out, start = Path(out), Path(start)
     training = Training(out, how, minutes=DEFAULT_MINUTES, batch_size=16, check_s=300.0)
     kept = Kept(start, training.accelerator.device)
     codes = kept.vq.quantize.embedding.weight.detach().float()
-    model = begin_student(start, layers, None if queries is None else Path(queries), codes.shape[1])
     teacher = trained_llamagen(start).eval().requires_grad_(False).to(training.accelerator.device)
+    if queries is None:
+        begun = begin_with(start, teacher.config.num_hidden_layers)
+    else:
+        begun = LPDForCausalLM.from_pretrained(queries, dtype=torch.float32)
+    model = begin_student(begun, codes.shape[1])
     folder, count = out.with_name(f"{out.name}.images"), CHUNK + images
     made = noisy_images(folder, teacher, kept, count, training.seed, guidance_scale)
     side = model.config.grid_size
-    grid = ImageGrid(side, side, model.config.vocab_size)
-    begins = [cell for forwards in FORWARDS for cell in first_cells(grid.rows, grid.columns, forwards)]
+    begins = [cell for count in STEPS for cell in first_cells(side, side, count)]
 
     def batch_of(rows: np.ndarray, draw: int, begin: int) -> NoisyImages:
         fields = {name: part[rows] for name, part in made.items()}
@@ -216,5 +214,5 @@ def train_distilled(
     learner = DistilledLoss(model, kept.text_encoder, codes)
     check = held_out_figures(batch_of(np.arange(CHUNK), 0, 0), training.accelerator.device, digits=3)
     training.train(Stage("student", learner, make, check, outer=("mask_token", "noise_projection")))
-    options = {"queries": queries, "layers": layers, "images": images, "guidance-scale": guidance_scale}
+    options = {"queries": queries, "images": images, "guidance-scale": guidance_scale}
     return kept.finish(training, model, out, "distilled", options, program=PROGRAM)

@@ -30,7 +30,7 @@ LOG_P = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=torch.float64).log()
 def trained(start: Path) -> tuple[Path, list[float]]:
     losses: list[float] = []
     out = start.parent / "student"
-    how: dict[str, Any] = {"start": start, "layers": 2, "images": 4, "batch_size": 4}
+    how: dict[str, Any] = {"start": start, "images": 4, "batch_size": 4}
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(distilled, "CHUNK", 4)
         patched.setattr(distilled, "DRAWS", 1)
@@ -73,19 +73,19 @@ def test_noise_is_normal_and_leads_to_its_tokens_with_their_probabilities() -> N
 
 def test_forward_passes_begin_with_rows_and_two_part_as_published() -> None:
     assert (first_cells(16, 16, 1), first_cells(16, 16, 2)) == ([0], [0, 80])
-    for forwards in range(1, 17):
-        begins = first_cells(16, 16, forwards)
-        assert begins == sorted(set(begins)) and len(begins) == forwards and begins[-1] < CELLS
+    for steps in range(1, 17):
+        begins = first_cells(16, 16, steps)
+        assert begins == sorted(set(begins)) and len(begins) == steps and begins[-1] < CELLS
 
 
 def test_cells_depend_on_their_noise_and_on_what_precedes_them(pipe: ImagePipeline) -> None:
     drawn = {}
-    for forwards in (1, 2, 4):
-        pipe.set_accelerator("distilled", forwards=forwards)
+    for steps in (1, 2, 4):
+        pipe.set_accelerator("distilled", generation_steps=steps)
         assert pipe.accelerator.exactness == "lossy"
         output = pipe([PROMPT, "a blue ring"], seed=[5, 6], output_type="latent")
-        assert output.stats.target_forwards == forwards
-        drawn[forwards] = output.tokens[0]
+        assert output.stats.target_forwards == steps
+        drawn[steps] = output.tokens[0]
         alone = pipe("a blue ring", seed=6, output_type="latent").tokens
         assert alone == [output.tokens[1]] != [output.tokens[0]], "as in a batch"
     assert drawn[1][:80] == drawn[2][:80] and drawn[2][:32] == drawn[4][:32]
@@ -114,12 +114,12 @@ def test_the_teacher_is_that_of_plain_decoding(start: Path) -> None:
     torch.testing.assert_close(log_p.exp(), wanted, atol=1e-5, rtol=1e-3)
 
 
-@pytest.mark.parametrize("forwards", [1, 2])
-def test_what_is_learnt_is_what_decodes(pipe: ImagePipeline, forwards: int) -> None:
-    pipe.set_accelerator("distilled", forwards=forwards)
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_is_learnt_is_what_decodes(pipe: ImagePipeline, steps: int) -> None:
+    pipe.set_accelerator("distilled", generation_steps=steps)
     tokens = torch.tensor(pipe(PROMPT, seed=5, output_type="latent").tokens)
     noise = RandomStream.from_seed(5, 1).normal(torch.arange(CELLS)[None], Purpose.DRAFT, 8, torch.float32)
-    batch, begin = batch_of(pipe, tokens), torch.tensor(first_cells(16, 16, forwards)[-1])
+    batch, begin = batch_of(pipe, tokens), torch.tensor(first_cells(16, 16, steps)[-1])
     noisy = distilled.NoisyImages(batch.words, batch.word_mask, batch.dropped, tokens, noise, begin)
     learner = distilled.DistilledLoss(pipe.model, pipe.text_encoder, pipe.vq.quantize.embedding.weight)
     with torch.no_grad():
@@ -137,8 +137,8 @@ def test_a_tiny_training_learns_and_its_folder_says_how(trained: tuple[Path, lis
 
 
 def test_forward_passes_that_cannot_be_are_refused(pipe: ImagePipeline, start: Path) -> None:
-    for forwards in (0, 17):
-        with pytest.raises(InputError, match="forwards"):
-            pipe.set_accelerator("distilled", forwards=forwards)
+    for steps in (0, 17):
+        with pytest.raises(InputError, match="generation_steps"):
+            pipe.set_accelerator("distilled", generation_steps=steps)
     with pytest.raises(InputError, match="student"):
         MMSpecPipeline.from_pretrained(start, accelerator="distilled")

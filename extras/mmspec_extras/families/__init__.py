@@ -2,11 +2,5 @@
 
 from mmspec_extras.families import axial, ctf, distilled, nbp, nfig, xlnet
 
-FAMILIES = (
-    *axial.FAMILIES,
-    *ctf.FAMILIES,
-    *distilled.FAMILIES,
-    *nbp.FAMILIES,
-    *nfig.FAMILIES,
-    *xlnet.FAMILIES,
-)
+FOLDERS = (axial, ctf, distilled, nbp, nfig, xlnet)
+FAMILIES = tuple(family for folder in FOLDERS for family in folder.FAMILIES)

@@ -21,13 +21,13 @@ class DistilledConfig(LPDConfig):
 
     Attributes:
         noise_channels: width of the noise of a cell, that of the teacher's code vectors.
-        forwards: forward passes of an image in plain decoding.
+        generation_steps: forward passes per image in plain decoding.
     """
 
     model_type = "distilled"
 
     noise_channels: int = 8
-    forwards: int = 2
+    generation_steps: int | None = 2
 
 
 class DistilledModel(LPDModel):

@@ -5,7 +5,7 @@ from mmspec.plugins import Method
 METHODS = (
     Method(
         "distilled",
-        "draws an image in `forwards` forward passes of a student that maps noise to tokens",
+        "draws an image in `generation_steps` forward passes of a student that maps noise to tokens",
         "2412.17153",
         drafter="mmspec_extras.methods.distilled.drafter:DistilledDrafter",
     ),
