@@ -42,24 +42,25 @@ def begin_bands(trained: VQModel, sides: Sequence[int], pixels: Tensor, seed: in
         pixels: [B, 3, H, W] images.
         seed: of the choice of the codes.
     """
-    own = trained.config
+    own: Any = trained.config
     shape = {name: own[name] for name in ("block_out_channels", "layers_per_block", "norm_num_groups")}
     blocks = {name: own[name] for name in ("down_block_types", "up_block_types")}
     sizes = {name: own[name] for name in ("latent_channels", "num_vq_embeddings")}
-    vq = BandVQModel(**shape, **blocks, **sizes)
+    vq: BandVQModel = BandVQModel(**shape, **blocks, **sizes)
     vq.encoder.load_state_dict(trained.encoder.state_dict())
     vq.decoder.load_state_dict(trained.decoder.state_dict())
     for name in ("quant_conv", "post_quant_conv"):
         begun, point = getattr(vq, name), getattr(trained, name)
         begun.weight.zero_()[:, :, 1:2, 1:2] = point.weight
         begun.bias.copy_(point.bias)
-    for convolution in vq.quantize.smoothing:
+    smoothing: Any = vq.quantize.smoothing
+    for convolution in smoothing:
         nn.init.dirac_(convolution.weight)
         nn.init.zeros_(convolution.bias)
     features = vq.quant_conv(vq.encoder(pixels))
     for weight in vq.quant_conv.parameters():  # the decoder knows vectors of length 1
-        weight /= features.norm(dim=1).mean()
-    features /= features.norm(dim=1).mean()
+        weight.div_(features.norm(dim=1).mean())
+    features.div_(features.norm(dim=1).mean())
     below, parts = torch.zeros_like(features), list[Tensor]()
     for side, edge in zip(sides, band_edges(sides), strict=True):
         band = low_pass(features, edge) - below

@@ -78,7 +78,8 @@ def log_probabilities(
         states = teacher.model(inputs_embeds=read, attention_mask=seen, use_cache=False).last_hidden_state
         logits.append(teacher.lm_head(states[:, vectors.shape[1] - 1 :]).float())
     asked, free = logits
-    return (free + guidance_scale * (asked - free)).log_softmax(-1)
+    guided: Tensor = free + guidance_scale * (asked - free)
+    return guided.log_softmax(-1)
 
 
 def noisy_images(

@@ -53,4 +53,4 @@ class DistilledForCausalLM(LPDForCausalLM):
     config: DistilledConfig
     model: DistilledModel
     config_class = DistilledConfig
-    decoder_class = DistilledModel
+    decoder_class = DistilledModel  # type: ignore[assignment]  # it takes the config above

@@ -37,7 +37,7 @@ class DistilledTarget(LPDTarget):
 
     model: DistilledForCausalLM
     any_cells = False
-    compared = ("none",)
+    compared: Any = ("none",)
 
     def __init__(self, model: Any, vq: Any = None, codebook: Tensor | None = None) -> None:
         super().__init__(model, vq, codebook)

@@ -27,7 +27,8 @@ def low_pass(features: Tensor, edge: float) -> Tensor:
     down = torch.fft.fftfreq(side, dtype=torch.float64, device=features.device)
     across = torch.fft.rfftfreq(side, dtype=torch.float64, device=features.device)
     kept = torch.hypot(down[:, None], across) <= edge * CORNER * (1 + 1e-9)
-    return torch.fft.irfft2(torch.fft.rfft2(features) * kept, s=(side, side))
+    passed: Tensor = torch.fft.irfft2(torch.fft.rfft2(features) * kept, s=(side, side))
+    return passed
 
 
 def quantise_bands(
