@@ -125,6 +125,49 @@ def axial(
 
 
 @train_app.command()
+@unpack_options
+def distilled(
+    out: Out,
+    start: BegunWith = LLAMAGEN,
+    queries: Annotated[Path | None, typer.Option(help="Trained LPD that the student begins with.")] = None,
+    images: Annotated[int, typer.Option(min=1, help="Images whose noise is made.")] = 1024,
+    guidance_scale: Annotated[float, typer.Option(min=0.0, help="Guidance scale of the model.")] = 2.0,
+    *,
+    training: TrainingOptions,
+) -> None:
+    """Train a student that draws images of a LlamaGen in few forward passes (Distilled Decoding).
+
+    Resumable; writes a folder with transformer, text encoder, tokenizer and
+    image tokenizer. By default it takes 30 minutes after the noise is made, in batches of 16.
+
+    Example:
+        python -m extras.reference train distilled --queries assets/scenes-parallel --out my-student
+    """
+    from extras.reference.distilled import train_distilled
+
+    how: dict[str, Any] = {"queries": queries, "images": images}
+    how["guidance_scale"] = guidance_scale
+    folder = train_distilled(out, start=start, **how, **training.plan)
+    training.report(folder, "score it: mmspec evaluate images --accelerator distilled:generation_steps=4")
+
+
+@train_app.command()
+@unpack_options
+def bands(out: Out, start: BegunWith = LLAMAGEN, *, training: TrainingOptions) -> None:
+    """Train an image tokenizer of frequency bands (NFIG), which begins with that of a LlamaGen.
+
+    Resumable; writes a folder for the `vq` of an NFIG. By default it takes 10 minutes, in batches of 16.
+
+    Example:
+        python -m extras.reference train bands --out my-nfig/vq
+    """
+    from extras.reference.bands import train_bands
+
+    folder = train_bands(out, start=start, **training.plan)
+    training.report(folder, "pass it as the vq of an NFIG")
+
+
+@train_app.command()
 def words(
     out: Out,
     minutes: Annotated[float, typer.Option(min=0.1, help="Duration in minutes.")] = 10.0,

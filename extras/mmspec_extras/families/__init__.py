@@ -1,5 +1,6 @@
 """Model families, one per folder; the entry point `mmspec.families` names their records."""
 
-from mmspec_extras.families import axial, ctf, nbp, nfig, xlnet
+from mmspec_extras.families import axial, ctf, distilled, nbp, nfig, xlnet
 
-FAMILIES = (*axial.FAMILIES, *ctf.FAMILIES, *nbp.FAMILIES, *nfig.FAMILIES, *xlnet.FAMILIES)
+FOLDERS = (axial, ctf, distilled, nbp, nfig, xlnet)
+FAMILIES = tuple(family for folder in FOLDERS for family in folder.FAMILIES)

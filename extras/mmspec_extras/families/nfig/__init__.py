@@ -7,7 +7,7 @@ FAMILIES = (
     kin(
         NFIGForCausalLM,
         "mmspec_extras.families.nfig.target:NFIGTarget",
-        vq="mmspec.families.var.tokenizer:ScaleVQModel",
+        vq="mmspec_extras.families.nfig.tokenizer:BandVQModel",
         accelerator="none",
     ),
 )
