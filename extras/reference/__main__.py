@@ -165,7 +165,7 @@ def peptides(
     """Train CrossNovo on synthetic mass spectra of random peptides.
 
     Resumable; writes a transformers folder, whose training.json has the accuracy of
-    each decoder. By default it takes 6 minutes, with 64 peptides per step.
+    each decoder. By default it takes 6 minutes, with 32 peptides per step.
 
     Example:
         python -m extras.reference train peptides --out my-crossnovo --steps 1200

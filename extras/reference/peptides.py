@@ -86,7 +86,7 @@ def train_peptides(
         out: the folder to write.
         decoders: "crossed", or "parallel" or "autoregressive" to train one alone for as long.
         hidden_size: of the model.
-        how: see `RunOptions`; the default is 6 minutes, with 64 peptides per step.
+        how: see `RunOptions`; the default is 6 minutes, with 32 peptides per step.
 
     Returns:
         The folder. Its `training.json` records the training, and the scores with their 95 % intervals.
@@ -97,7 +97,7 @@ def train_peptides(
     if decoders not in ("crossed", *ALONE):
         raise InputError("decoders", decoders, f"must be crossed, {' or '.join(ALONE)}")
     out = Path(out)
-    training = Training(out, how, minutes=6.0, batch_size=64)
+    training = Training(out, how, minutes=6.0, batch_size=32, check_s=600.0)
     model = CrossNovo(CrossNovoConfig(hidden_size=hidden_size, crosses=decoders == "crossed"))
 
     def stage(blocked: bool) -> Stage:

@@ -36,6 +36,7 @@ SAMPLES = 6  # texts per scene
 UPDATES = 4  # steps on the same texts
 MOST_TOKENS = 256
 CHECK_SCENES = 24
+LEAST_ADVANTAGE = 1e-3
 SLOWNESS = 0.01  # of the usual learning rates
 
 
@@ -164,21 +165,24 @@ class TrajectoryLoss(nn.Module):
         return output.text, (prompt, *trajectories(self.seen.fills))
 
     def batch(self, scenes: list[Scene], seed: int) -> TrajectoryBatch:
-        """Describe each scene several times."""
+        """Describe each scene several times, and keep the texts of scenes whose texts differ in reward."""
         repeated = [scene for scene in scenes for _ in range(SAMPLES)]
         texts, (prompt, tokens, step) = self.decode(repeated, seed)
         rewards = torch.tensor(
             [share_right(text, scene) for text, scene in zip(texts, repeated, strict=True)]
         )
         each = advantages(rewards.view(len(scenes), SAMPLES)).flatten()
+        kept = (each.abs() > LEAST_ADVANTAGE).nonzero()[:, 0]
+        kept = kept if len(kept) else torch.arange(1)
+        prompt, tokens, step = prompt[kept], tokens[kept], step[kept]
         mask = int(self.reader.vlm.config.text_config.mask_token_id)
         step = masked_states(step, prompt.shape[1], self.block) if self.is_plain else step
         layout, step = states_layout(prompt, tokens, step, mask, self.block)
         with torch.no_grad():
-            pixels = image_pixels(repeated, CANVAS)
+            pixels = image_pixels([repeated[row] for row in kept.tolist()], CANVAS)
             visual = visual_tokens(self.reader.vlm, patch_states(self.reader.tower.module, pixels))
             old, base = (log_probabilities(one, layout, visual) for one in (self.reader, self.base[0]))
-        return TrajectoryBatch(layout, visual, step, each[layout.row], old, base)
+        return TrajectoryBatch(layout, visual, step, each[kept][layout.row], old, base)
 
     def forward(self, batch: TrajectoryBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss, and the mean ratio of probabilities."""

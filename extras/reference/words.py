@@ -90,8 +90,8 @@ def train_words(
         The folder. Its `training.json` records the training.
     """
     out = Path(out)
-    training = Training(out, how, minutes=20.0, batch_size=32)
-    model = CPPD(CPPDConfig(alphabet=alphabet, hidden_size=hidden_size))
+    training = Training(out, how, minutes=20.0, batch_size=32, check_s=300.0)
+    model = CPPD(CPPDConfig(alphabet=alphabet, positions=longest + 1, hidden_size=hidden_size))
 
     def make(step: int) -> WordBatch:
         seeds = training_seeds(training.seed, STAGE, step, 0, training.batch_size).tolist()
