@@ -30,18 +30,17 @@ LAST = "KR"  # where trypsin cuts
 SEEN = 0.65, 0.75  # shares of the fragments from the start (b) and from the end (y) that give a peak
 NOISE_PEAKS, NOISE = 8, 0.005  # number, and dalton of all places
 OUTER = ("kinds", "slots", "tokens", "label", "next")
-CHECKED, HELD_OUT = 200, 1000  # peptides, during the training and at its end
+CHECKED, HELD_OUT = 100, 600  # peptides, during the training and at its end
 ALONE = {"parallel": 1.0, "autoregressive": 0.0}  # weight of the parallel decoder
-JOINT = 2 / 3  # share of the training before the parallel decoder is frozen
+JOINT = 2 / 3  # share of the training before encoder and parallel decoder are frozen
 
 
 class PeptideBatch(NamedTuple):
-    """Spectra, their residues [B, L], the weight of the parallel decoder, and whether it is frozen."""
+    """Spectra, their residues [B, L], and the weight of the parallel decoder."""
 
     spectra: Spectra
     tokens: Tensor
     weight: float = 0.0
-    blocked: bool = False
 
     def to(self, device: torch.device) -> PeptideBatch:
         """Move all tensors."""
@@ -80,7 +79,7 @@ def train_peptides(
     """Train a model on new peptides in each step, and save it as a folder.
 
     Both decoders are trained first; the weight of the parallel one falls from 1 to 0 (importance annealing).
-    Then it is frozen, and the other one is trained alone.
+    Then it is frozen with the encoder, and the other one is trained alone (gradient blocking).
 
     Args:
         out: the folder to write.
@@ -100,23 +99,21 @@ def train_peptides(
     training = Training(out, how, minutes=6.0, batch_size=32, check_s=600.0)
     model = CrossNovo(CrossNovoConfig(hidden_size=hidden_size, crosses=decoders == "crossed"))
 
-    def stage(blocked: bool) -> Stage:
-        def make(step: int) -> PeptideBatch:
-            seeds = training_seeds(training.seed, STAGE, step, int(blocked), training.batch_size)
-            annealed = 0.0 if blocked else 1 - training.progress(JOINT)
-            weight = ALONE.get(decoders, annealed)
-            return peptide_batch(seeds.tolist())._replace(weight=weight, blocked=blocked)
-
-        return Stage(f"{decoders} {1 + blocked}", OwnLoss(model), make, check, outer=OUTER)
+    def make(step: int) -> PeptideBatch:
+        seeds = training_seeds(training.seed, STAGE, step, training.stage, training.batch_size)
+        annealed = 0.0 if training.stage else 1 - training.progress(JOINT)
+        return peptide_batch(seeds.tolist())._replace(weight=ALONE.get(decoders, annealed))
 
     def check(_: nn.Module) -> dict[str, float]:
         figures = score_peptides(model.eval(), CHECKED)
         model.train()
         return {name: round(right.value, 3) for name, (right, _) in figures.items()}
 
-    for blocked, share in ((False, JOINT), (True, 1 - JOINT)):
-        if training.stage == blocked:
-            training.train(stage(blocked), share)
+    for number, share in enumerate((JOINT, 1 - JOINT)):
+        if training.stage == number:
+            if number and decoders == "crossed":
+                model.freeze()
+            training.train(Stage(f"{decoders} {1 + number}", OwnLoss(model), make, check, outer=OUTER), share)
             training.stage += 1
 
     def save(record: dict[str, Any]) -> None:

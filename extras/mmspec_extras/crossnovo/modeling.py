@@ -136,22 +136,22 @@ class CrossNovo(PreTrainedModel):
         states = self.place_of(before, mass) + self.neighbours(known.float()) + self.kinds(kind)
         return self.encoder(states, src_key_padding_mask=~is_real), ~is_real
 
-    def read(self, spectra: Spectra, blocked: bool = False) -> Memory:
-        """Run the encoder and the parallel decoder.
+    def freeze(self) -> None:
+        """Freeze all that the parallel decoder depends on, so that the other one learns alone."""
+        self.requires_grad_(False)
+        for part in (self.causal, self.tokens, self.next):
+            part.requires_grad_(True)
 
-        Args:
-            spectra: B spectra.
-            blocked: cut the gradients from the autoregressive decoder into the parallel one.
-        """
+    def read(self, spectra: Spectra) -> Memory:
+        """Run the encoder and the parallel decoder."""
         states, hidden = self.encode(spectra)
         share = torch.linspace(0, 1, self.config.slots, device=states.device)
         slots = self.slots.weight + self.place_of(spectra.mass[:, None] * share, spectra.mass)
         found = self.parallel(slots, states, memory_key_padding_mask=hidden)
         logits = self.label(found)
         if self.config.crosses:
-            read = (found.detach() if blocked else found) + self.kinds.weight[-1]
-            states = torch.cat([states, read], 1)
-            hidden = pad(hidden, (0, read.shape[1]))
+            states = torch.cat([states, found + self.kinds.weight[-1]], 1)
+            hidden = pad(hidden, (0, found.shape[1]))
         return Memory(states, hidden, logits, spectra.mass)
 
     def next_logits(self, tokens: Tensor, memory: Memory) -> Tensor:
@@ -164,16 +164,15 @@ class CrossNovo(PreTrainedModel):
         logits: Tensor = self.next(read)
         return logits
 
-    def loss(self, spectra: Spectra, tokens: Tensor, weight: float, blocked: bool = False) -> Tensor:
+    def loss(self, spectra: Spectra, tokens: Tensor, weight: float) -> Tensor:
         """Return `weight` times the loss of the parallel decoder, and the rest that of the other one.
 
         Args:
             spectra: B spectra.
             tokens: [B, L] residues; 0 after the last.
             weight: between 0 and 1.
-            blocked: see `read`.
         """
-        memory, count = self.read(spectra, blocked), (tokens > 0).sum(1)
+        memory, count = self.read(spectra), (tokens > 0).sum(1)
         loss = memory.states.new_zeros(())
         if weight > 0:
             slots = torch.full_like(count, self.config.slots)
