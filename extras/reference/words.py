@@ -118,4 +118,4 @@ def score_words(model: CPPD, longest: int = LONGEST, words: int = 200) -> float:
     was_training = model.training
     found = model.eval().recognise(lines)
     model.train(was_training)
-    return sum(one == other for one, other in zip(found, asked, strict=True)) / words
+    return [one == other for one, other in zip(found, asked, strict=True)].count(True) / words
