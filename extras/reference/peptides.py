@@ -63,8 +63,8 @@ def peptide_batch(seeds: Sequence[int]) -> PeptideBatch:
         peaks.append(torch.tensor(place + noise.normal(0, NOISE, len(place)), dtype=torch.float32))
         strengths.append(torch.tensor(strength / strength.max(), dtype=torch.float32))
         tokens.append(torch.tensor(residues))
-    place, strength, joined = (pad_sequence(each, batch_first=True) for each in (peaks, strengths, tokens))
-    return PeptideBatch(Spectra(place, strength, torch.tensor(MASSES)[joined].sum(1)), joined)
+    placed, heights, joined = (pad_sequence(each, batch_first=True) for each in (peaks, strengths, tokens))
+    return PeptideBatch(Spectra(placed, heights, torch.tensor(MASSES)[joined].sum(1)), joined)
 
 
 @flush_subnormals()
