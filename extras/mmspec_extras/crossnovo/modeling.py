@@ -142,9 +142,11 @@ class CrossNovo(PreTrainedModel):
         for part in (self.causal, self.tokens, self.next):
             part.requires_grad_(True)
 
-    def read(self, spectra: Spectra) -> Memory:
-        """Run the encoder and the parallel decoder."""
+    def read(self, spectra: Spectra, at_once: bool = True) -> Memory:
+        """Run the encoder, and the parallel decoder if the other one attends to it, or `at_once`."""
         states, hidden = self.encode(spectra)
+        if not (at_once or self.config.crosses):
+            return Memory(states, hidden, states.new_empty(0), spectra.mass)
         share = torch.linspace(0, 1, self.config.slots, device=states.device)
         slots = self.slots.weight + self.place_of(spectra.mass[:, None] * share, spectra.mass)
         found = self.parallel(slots, states, memory_key_padding_mask=hidden)
@@ -172,7 +174,7 @@ class CrossNovo(PreTrainedModel):
             tokens: [B, L] residues; 0 after the last.
             weight: between 0 and 1.
         """
-        memory, count = self.read(spectra), (tokens > 0).sum(1)
+        memory, count = self.read(spectra, weight > 0), (tokens > 0).sum(1)
         loss = memory.states.new_zeros(())
         if weight > 0:
             slots = torch.full_like(count, self.config.slots)
@@ -211,7 +213,7 @@ class CrossNovo(PreTrainedModel):
             spectra: B spectra.
             drafts: B drafts of residues.
         """
-        memory, most = self.read(spectra), self.config.most
+        memory, most = self.read(spectra, False), self.config.most
         tokens = torch.zeros(len(spectra.mass), most, dtype=torch.long, device=memory.mass.device)
         for row, draft in zip(tokens, drafts or [], strict=False):
             row[: len(draft)] = torch.tensor(draft[:most], dtype=torch.long)
