@@ -1,7 +1,7 @@
 """Training of the reference diffusion model on the states of its own decoding (CJ-GRPO, 2509.23924).
 
 The model describes scenes with few forward passes, at temperature 1. The reward of a text is its share of
-right sentences.
+right sentences. Plain GRPO, which learns every token from a wholly masked block, is there for comparison.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from mmspec.training.record import save_trained
 from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 from mmspec_extras.trajectories import Recorder, advantages, trajectories, trajectory_loss
 from reference.diffusion import DiffusionLoss, Layout
-from reference.trainer import finish, float8_matrices
+from reference.trainer import finish
 from reference.vlm_data import image_pixels
 from reference.vlm_model import patch_states, visual_tokens
 from reference.vlm_scores import DESCRIPTION_PROMPT
 
-__all__ = ["TrajectoryBatch", "share_right", "states_layout", "train_trajectories"]
+__all__ = ["TrajectoryBatch", "masked_states", "share_right", "states_layout", "train_trajectories"]
 
 PROGRAM = "python -m extras.reference"
 STAGE = 21  # of the seeds of the scenes
@@ -36,6 +36,7 @@ SAMPLES = 6  # texts per scene
 UPDATES = 4  # steps on the same texts
 MOST_TOKENS = 256
 CHECK_SCENES = 24
+LEAST_ADVANTAGE = 1e-3
 SLOWNESS = 0.01  # of the usual learning rates
 
 
@@ -92,6 +93,21 @@ def states_layout(
     return layout, torch.tensor(pass_of)
 
 
+def masked_states(step: Tensor, before: int, block: int) -> Tensor:
+    """Move all tokens to the forward pass in which their block was wholly masked, as plain GRPO learns them.
+
+    Args:
+        step: [B, N] forward passes that decided the tokens; -1 for none.
+        before: tokens of the prompt.
+        block: places per block, counted from the first token of the prompt.
+    """
+    of = (before + torch.arange(step.shape[1])) // block - before // block
+    of, never = of.expand_as(step), int(step.max()) + 1
+    first = step.new_full((len(step), int(of.max()) + 1), never)
+    first = first.scatter_reduce(1, of, step.where(step >= 0, never), "amin")
+    return first.gather(1, of).where(step >= 0, -1)
+
+
 @dataclass(frozen=True)
 class TrajectoryBatch:
     """Decoded texts: their states, log-probabilities [n] of their tokens then and before, and advantages."""
@@ -113,16 +129,17 @@ class TrajectoryLoss(nn.Module):
 
     Args:
         pipe: the pipeline of the model in training, whose accelerator decodes.
+        is_plain: learn from masked blocks alone (plain GRPO).
     """
 
-    def __init__(self, pipe: MMSpecPipeline) -> None:
+    def __init__(self, pipe: MMSpecPipeline, is_plain: bool = False) -> None:
         super().__init__()
         model: Any = pipe.model
         self.block = int(model.config.text_config.block_length)
         self.reader = DiffusionLoss(model, self.block, pipe.tokenizer.eos_token_id)
         self.base = [DiffusionLoss(deepcopy(model), self.block, self.reader.end)]  # no module of the learner
         rule: Any = pipe.accelerator.rule
-        self.pipe, self.seen = pipe, Recorder(rule=rule)
+        self.pipe, self.seen, self.is_plain = pipe, Recorder(rule=rule), is_plain
         self.decoding = Accelerator("recorded", pipe.accelerator.drafter, self.seen, "fixed")
 
     def decode(
@@ -148,20 +165,24 @@ class TrajectoryLoss(nn.Module):
         return output.text, (prompt, *trajectories(self.seen.fills))
 
     def batch(self, scenes: list[Scene], seed: int) -> TrajectoryBatch:
-        """Describe each scene several times."""
+        """Describe each scene several times, and keep the texts of scenes whose texts differ in reward."""
         repeated = [scene for scene in scenes for _ in range(SAMPLES)]
-        texts, states = self.decode(repeated, seed)
+        texts, (prompt, tokens, step) = self.decode(repeated, seed)
         rewards = torch.tensor(
             [share_right(text, scene) for text, scene in zip(texts, repeated, strict=True)]
         )
         each = advantages(rewards.view(len(scenes), SAMPLES)).flatten()
+        kept = (each.abs() > LEAST_ADVANTAGE).nonzero()[:, 0]
+        kept = kept if len(kept) else torch.arange(1)
+        prompt, tokens, step = prompt[kept], tokens[kept], step[kept]
         mask = int(self.reader.vlm.config.text_config.mask_token_id)
-        layout, step = states_layout(*states, mask, self.block)
+        step = masked_states(step, prompt.shape[1], self.block) if self.is_plain else step
+        layout, step = states_layout(prompt, tokens, step, mask, self.block)
         with torch.no_grad():
-            pixels = image_pixels(repeated, CANVAS)
+            pixels = image_pixels([repeated[row] for row in kept.tolist()], CANVAS)
             visual = visual_tokens(self.reader.vlm, patch_states(self.reader.tower.module, pixels))
             old, base = (log_probabilities(one, layout, visual) for one in (self.reader, self.base[0]))
-        return TrajectoryBatch(layout, visual, step, each[layout.row], old, base)
+        return TrajectoryBatch(layout, visual, step, each[kept][layout.row], old, base)
 
     def forward(self, batch: TrajectoryBatch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss, and the mean ratio of probabilities."""
@@ -178,14 +199,20 @@ def log_probabilities(reader: DiffusionLoss, layout: Layout, visual: Tensor) -> 
 
 @flush_subnormals()
 def train_trajectories(
-    out: str | Path, *, start: str | Path, denoising_steps: int = 2, **how: Unpack[RunOptions]
+    out: str | Path,
+    *,
+    start: str | Path,
+    denoising_steps: int = 2,
+    is_plain: bool = False,
+    **how: Unpack[RunOptions],
 ) -> Path:
     """Train a masked-block model on the states of its decoding, and save it as a transformers folder.
 
     Args:
-        out: the folder to write; matrices of its layers are stored in float8.
+        out: the folder to write.
         start: the trained model.
         denoising_steps: forward passes per block.
+        is_plain: learn from masked blocks alone (plain GRPO).
         how: see `RunOptions`; by default 30 minutes, with 4 scenes per step.
 
     Returns:
@@ -197,7 +224,7 @@ def train_trajectories(
         start, accelerator="low_confidence", denoising_steps=denoising_steps
     )
     model: Any = pipe.model
-    learner = TrajectoryLoss(pipe)
+    learner = TrajectoryLoss(pipe, is_plain)
     made: list[TrajectoryBatch] = []
 
     def make(step: int) -> TrajectoryBatch:
@@ -216,9 +243,14 @@ def train_trajectories(
     training.train(Stage("trajectories", learner, make, check, slow_factor=SLOWNESS))
 
     def save(record: dict[str, Any]) -> None:
-        weights = float8_matrices(model, "language_model.layers.")
-        save_trained(model, out, record, parts=("vision_config", "text_config"), weights=weights)
+        # in half precision: in float8, as the model that it begins with, the small changes would be lost
+        save_trained(model, out, record, parts=("vision_config", "text_config"))
         pipe.processor.save_pretrained(out)
 
-    options = {"from": start, "denoising-steps": denoising_steps, **training.length}
+    options = {
+        "from": start,
+        "denoising-steps": denoising_steps,
+        "plain": is_plain or None,
+        **training.length,
+    }
     return finish(training, out, save, command="trajectories", options=options, model=model, program=PROGRAM)

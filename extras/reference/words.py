@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from torch import Tensor, nn
 
+from mmspec.scenes import training_seeds
 from mmspec.training.record import write_record
+from mmspec.training.run import RunOptions, Stage, Training, flush_subnormals
 from mmspec_extras.cppd import CPPD, CPPDConfig
 from mmspec_extras.cppd.modeling import pixels_of
+from reference.trainer import finish
 
-__all__ = ["render_word", "sample_word", "score_words", "train_words"]
+__all__ = ["OwnLoss", "render_word", "sample_word", "score_words", "train_words"]
 
+PROGRAM = "python -m extras.reference"
+STAGE = 22  # of the seeds of the words
 LONGEST = 10
-TRAINING_SEEDS = 1_000_000  # seeds below are held out
+OUTER = ("cells", "positions", "letters", "character.", "present.", "count.")
 MARGIN = 4
 
 
@@ -40,51 +46,76 @@ def render_word(word: str, seed: int) -> Image.Image:
     return Image.fromarray(pixels.clip(0, 255).astype(np.uint8))
 
 
+class WordBatch(NamedTuple):
+    """Images of lines [B, 1, 32, 128], and their texts."""
+
+    pixels: Tensor
+    texts: list[str]
+
+    def to(self, device: torch.device) -> WordBatch:
+        """Move the images."""
+        return WordBatch(self.pixels.to(device), self.texts)
+
+
+class OwnLoss(nn.Module):
+    """The loss that a model computes of the fields of a batch."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: tuple[Any, ...]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss, and no figures."""
+        return self.model.loss(*batch), {}
+
+
+@flush_subnormals()
 def train_words(
     out: str | Path,
     *,
-    minutes: float = 10.0,
     alphabet: str = CPPDConfig.alphabet,
     longest: int = LONGEST,
-    hidden_size: int = 128,
-    batch_size: int = 32,
-    rate: float = 1e-3,
+    hidden_size: int = CPPDConfig.hidden_size,
+    **how: Unpack[RunOptions],
 ) -> Path:
-    """Train a recogniser of random words, and save it as a folder.
+    """Train a recogniser of random words, new ones in each step, and save it as a folder.
 
     Args:
         out: the folder to write.
-        minutes: duration.
         alphabet, hidden_size: of the model.
         longest: number of characters of the longest words.
-        batch_size: words per step, new ones in each.
-        rate: largest learning rate; it falls to zero.
+        how: see `RunOptions`; the default is 20 minutes, with 32 words per step.
+
+    Returns:
+        The folder. Its `training.json` records the training.
     """
-    torch.manual_seed(0)
-    model = CPPD(CPPDConfig(alphabet=alphabet, hidden_size=hidden_size))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
-    began, step, done = time.monotonic(), 0, 0.0
-    while done < 1.0:
-        for group in optimizer.param_groups:
-            group["lr"] = rate * min(1.0, (step + 1) / 100) * (1 - done)
-        seeds = range(TRAINING_SEEDS + step * batch_size, TRAINING_SEEDS + (step + 1) * batch_size)
+    out = Path(out)
+    training = Training(out, how, minutes=20.0, batch_size=32, check_s=300.0)
+    model = CPPD(CPPDConfig(alphabet=alphabet, positions=longest + 1, hidden_size=hidden_size))
+
+    def make(step: int) -> WordBatch:
+        seeds = training_seeds(training.seed, STAGE, step, 0, training.batch_size).tolist()
         words = [sample_word(seed, alphabet, longest) for seed in seeds]
-        lines = [render_word(word, seed) for word, seed in zip(words, seeds, strict=True)]
-        optimizer.zero_grad()
-        model.loss(pixels_of(lines), words).backward()
-        optimizer.step()
-        step, done = step + 1, (time.monotonic() - began) / 60 / minutes
-    model.eval().save_pretrained(out)
-    write_record(
-        Path(out),
-        {"steps": step, "batch_size": batch_size, "minutes": minutes, "right": score_words(model, longest)},
-    )
-    return Path(out)
+        return WordBatch(pixels_of(list(map(render_word, words, seeds))), words)
+
+    def check(_: nn.Module) -> dict[str, float]:
+        return {"right": score_words(model, longest)}
+
+    training.train(Stage("words", OwnLoss(model), make, check, outer=OUTER))
+
+    def save(record: dict[str, Any]) -> None:
+        model.eval().save_pretrained(out)
+        write_record(out, record)
+
+    options = {"alphabet": alphabet, "longest": longest, "hidden-size": hidden_size, **training.length}
+    return finish(training, out, save, command="words", options=options, model=model, program=PROGRAM)
 
 
 def score_words(model: CPPD, longest: int = LONGEST, words: int = 200) -> float:
-    """Return the share of held-out words that are read right in every character."""
+    """Return the share of held-out words (seeds from 0) that are read right in every character."""
     asked = [sample_word(seed, model.config.alphabet, longest) for seed in range(words)]
-    lines = [render_word(word, seed) for seed, word in enumerate(asked)]
-    found = model.recognise(lines)
-    return sum(one == other for one, other in zip(found, asked, strict=True)) / words
+    lines = list(map(render_word, asked, range(words)))
+    was_training = model.training
+    found = model.eval().recognise(lines)
+    model.train(was_training)
+    return [one == other for one, other in zip(found, asked, strict=True)].count(True) / words

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from PIL import Image
 
-from extras.reference.words import render_word, sample_word
+from extras.reference.words import render_word, sample_word, train_words
 from mmspec.errors import InputError
 from mmspec_extras.cppd import CPPD, CPPDConfig
 from mmspec_extras.cppd.modeling import pixels_of
@@ -36,6 +39,14 @@ def test_a_short_training_reads_rendered_words() -> None:
     assert len(passes) == 1
 
 
+def test_lines_keep_their_proportions_unless_they_are_too_long() -> None:
+    half = Image.new("L", (100, 50), 255)
+    half.paste(0, (0, 0, 50, 50))
+    short, tall, long = pixels_of([half, half.resize((50, 50)), half.resize((900, 50))])[:, 0]
+    assert [int((pixels[16] < 0).sum()) for pixels in (short, tall, long)] == [32, 16, 64]
+    assert bool((short[:, 40:] == 1).all())
+
+
 def test_what_follows_the_end_does_not_count() -> None:
     model, line = small().eval(), render_word("ab", 0)
     forced = torch.full((1, 5, 3), -1.0)
@@ -43,6 +54,13 @@ def test_what_follows_the_end_does_not_count() -> None:
         forced[0, position, letter] = 1.0
     model.forward = lambda pixels: forced  # type: ignore[method-assign]
     assert model.recognise([line]) == ["ab"]
+
+
+def test_a_training_saves_a_recogniser(tmp_path: Path) -> None:
+    train_words(tmp_path / "one", alphabet=LETTERS, hidden_size=16, steps=2, batch_size=2)
+    assert CPPD.from_pretrained(tmp_path / "one").config.alphabet == LETTERS
+    (stage,) = json.loads((tmp_path / "one" / "training.json").read_text())["stages"]
+    assert stage["steps"] == 2 and 0 <= stage["right"] <= 1
 
 
 def test_words_have_a_seed_and_texts_that_cannot_be_read_are_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from extras.reference.trajectories import TrajectoryLoss, share_right, states_layout
+from extras.reference.trajectories import TrajectoryLoss, masked_states, share_right, states_layout
 from mmspec import MMSpecPipeline
 from mmspec.scenes import describe, render, sample_scene
 from mmspec.scenes.world import CANVAS
@@ -58,7 +58,8 @@ def test_states_are_those_in_which_the_tokens_were_decided() -> None:
     pixels = image_pixels(scenes, CANVAS)
     with torch.no_grad():
         visual = visual_tokens(model, patch_states(learner.reader.tower.module, pixels))
-        at_once = (step // 3 * 3).where(step >= 0, -1)  # as if the first pass decided the whole block
+        at_once = masked_states(step, prompt.shape[1], 16)  # as if the first pass decided the whole block
+        assert torch.equal(at_once, (step // 3 * 3).where(step >= 0, -1))
         for passes, is_right in ((step, True), (at_once, False)):
             layout, _ = states_layout(prompt, tokens, passes, model.config.text_config.mask_token_id, 16)
             likeliest = learner.reader.logits(layout, visual).argmax(-1)

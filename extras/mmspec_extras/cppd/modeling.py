@@ -80,19 +80,24 @@ class CPPD(PreTrainedModel):
         super().__init__(config)
         size, letters = config.hidden_size, len(config.alphabet)
         widths = 1, size // 4, size // 2, size  # a stride of 8 in all
-        convolutions = [nn.Conv2d(*pair, 3, 2, 1) for pair in zip(widths, widths[1:], strict=False)]
-        self.stem = nn.Sequential(*(part for each in convolutions for part in (each, nn.GELU())))
+        stages = [  # without the norms, places would hide the image: its vectors would be 30 times smaller
+            (nn.Conv2d(before, after, 3, 2, 1), nn.BatchNorm2d(after), nn.GELU())
+            for before, after in zip(widths, widths[1:], strict=False)
+        ]
+        self.stem = nn.Sequential(*(part for stage in stages for part in stage))
         cells = (LINE[0] // STRIDE) * (LINE[1] // STRIDE)
         how: Keywords = {"dim_feedforward": 2 * size, "dropout": 0.0, "batch_first": True, "norm_first": True}
         self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(size, config.heads, **how), config.layers, enable_nested_tensor=False
+            nn.TransformerEncoderLayer(size, config.heads, **how), config.layers, nn.LayerNorm(size), False
         )
         self.counter, self.pointer, self.reader = (
-            nn.TransformerDecoder(nn.TransformerDecoderLayer(size, config.heads, **how), layers)
+            nn.TransformerDecoder(
+                nn.TransformerDecoderLayer(size, config.heads, **how), layers, nn.LayerNorm(size)
+            )
             for layers in (config.layers, config.layers, 1)
         )
         self.cells, self.positions, self.letters = (
-            nn.Parameter(torch.randn(count, size) * 0.02) for count in (cells, config.positions, letters)
+            nn.Parameter(torch.randn(count, size)) for count in (cells, config.positions, letters)
         )
         self.character, self.present = nn.Linear(size, letters + 1), nn.Linear(size, 1)
         self.count = nn.Linear(size, config.most + 1)
@@ -141,6 +146,11 @@ class CPPD(PreTrainedModel):
 
 
 def pixels_of(lines: Sequence[Image.Image]) -> Tensor:
-    """Return images of lines as [B, 1, 32, 128] in [-1, 1]."""
-    grey = [np.asarray(line.convert("L").resize(LINE), dtype=np.float32) for line in lines]
+    """Return images of lines as [B, 1, 32, 128] in [-1, 1], on the left; too long ones are narrowed."""
+    width, height = LINE
+    grey = []
+    for line in lines:
+        size = min(width, max(1, round(line.width * height / line.height))), height
+        pixels = np.asarray(line.convert("L").resize(size), dtype=np.float32)
+        grey.append(np.pad(pixels, ((0, 0), (0, width - size[0])), mode="edge"))
     return torch.from_numpy(np.stack(grey))[:, None] / 127.5 - 1

@@ -4,9 +4,5 @@ from mmspec.families.llamagen import kin
 from mmspec_extras.families.distilled.modeling import DistilledForCausalLM
 
 FAMILIES = (
-    kin(
-        DistilledForCausalLM,
-        "mmspec_extras.families.distilled.target:DistilledTarget",
-        accelerator="none",
-    ),
+    kin(DistilledForCausalLM, "mmspec_extras.families.distilled.target:DistilledTarget", accelerator="none"),
 )

@@ -2,11 +2,9 @@
 
 from mmspec.plugins import Method
 
-METHODS = (
-    Method(
-        "distilled",
-        "draws an image in `generation_steps` forward passes of a student that maps noise to tokens",
-        "2412.17153",
-        drafter="mmspec_extras.methods.distilled.drafter:DistilledDrafter",
-    ),
+METHOD = Method(
+    "distilled",
+    "draws an image in `generation_steps` forward passes of a student that maps noise to tokens",
+    "2412.17153",
+    drafter="mmspec_extras.methods.distilled.drafter:DistilledDrafter",
 )
