@@ -13,7 +13,9 @@ from transformers import pipeline
 import mmspec
 from mmspec import MMSpecPipeline, SpeechPipeline
 from mmspec.errors import InputError, MediaError
+from mmspec.methods.medusa.head import MedusaHead
 from mmspec.pipelines.speech import segments_of
+from mmspec.targets import adapt
 from tests.media.files import sound, tone
 from tests.tiny_models.speech import tiny_speech_model, tiny_whisper_with_times
 
@@ -80,6 +82,24 @@ def test_whisper_reads_long_recordings_beside_short_ones(whisper: SpeechPipeline
             for row, samples in zip(chunks, sounds, strict=True)
         ]
     assert len(times[0]) > 1
+
+
+@pytest.mark.parametrize("kind", ["pipe", "whisper"])
+def test_heads_attend_to_the_encoder_of_recordings_with_masks(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    """The processor masks samples, or frames of a spectrogram: more than the encoder has states."""
+    given: SpeechPipeline = request.getfixturevalue(kind)
+    target = adapt(given.model)
+    config = MedusaHead.config_class.for_target(target.config, target.vocabulary, merged_states=3)
+    head = MedusaHead(config).eval()
+    recordings = [sound(tone(seconds=seconds)) for seconds in (0.4, 0.9)]
+    plain = given(recordings, batch_size=2)
+    fast = SpeechPipeline(given.model, given.processor, accelerator="medusa", drafter=head)(
+        recordings, batch_size=2
+    )
+    assert fast.tokens == plain.tokens and fast.stats.accelerator == "medusa"
+    assert sum(fast.stats.drafted) > 0
 
 
 def test_a_prompt_leaves_room_for_the_output(whisper: SpeechPipeline) -> None:

@@ -25,7 +25,7 @@ from mmspec.heads.drafter import HeadSession, LevelDrafter, StateSession
 from mmspec.methods.medusa.head import MedusaHead
 from mmspec.open_types import Keywords
 from mmspec.targets import AnyTarget
-from mmspec.targets.encoder_decoder import ENCODED, MASK, EncoderDecoderTarget
+from mmspec.targets.encoder_decoder import ENCODED, EncoderDecoderTarget
 from mmspec.trees.growth import draft_at_once, fixed
 
 __all__ = ["MedusaDrafter"]
@@ -72,7 +72,9 @@ class ListeningSession(MedusaGrowth):
         taps = [[states[:, -1] for states in batch.prefill.taps[tap]] for tap in self.head.taps]
         self.features = torch.cat([torch.cat(rows) for rows in taps], -1)
         known: Any = batch.prefill.cache
-        self.keys, self.values, self.present = self.head.listener.read([*map(encoded, known.inputs)])
+        self.keys, self.values, self.present = self.head.listener.read(
+            [*map(encoded, known.inputs, known.visible)]
+        )
 
     def propose(self, canvas: Canvas) -> Draft:
         root = self._copied(self.target.embed(canvas.root[:, None]))
@@ -84,11 +86,15 @@ class ListeningSession(MedusaGrowth):
         self.features = torch.cat([take(output.taps[tap], last) for tap in self.head.taps], -1)
 
 
-def encoded(inputs: Keywords) -> Tensor:
-    """The states [1, S, d] of an encoder that the decoder attends to, given the arguments of one prompt."""
+def encoded(inputs: Keywords, visible: Tensor) -> Tensor:
+    """The states [1, S, d] of an encoder that the decoder attends to in one row.
+
+    Args:
+        inputs: arguments of the model. Their mask may be of samples or frames, many for each state.
+        visible: whether the decoder attends to each state, padded.
+    """
     states: Tensor = inputs[ENCODED].last_hidden_state
-    mask = inputs.get(MASK)
-    return states if mask is None else states[:, mask[0] != 0]
+    return states[:, visible[: states.shape[1]]]
 
 
 def open_session(drafter: MedusaDrafter, batch: PromptBatch) -> MedusaGrowth:
