@@ -121,8 +121,7 @@ def front_words() -> str:
     columns = ("SmolLM2-135M on Spec-Bench", "tokens per forward pass", "speed-up", "promise")
     caption = (
         f"{run['threads']} CPU cores, {every[0]['samples']} questions, greedy, {run['max_new_tokens']} "
-        f"tokens, batch {run['batch_size']}; median (95 % interval): "
-        "`copy` and `mtp:copy=true` do not differ."
+        f"tokens, batch {run['batch_size']}; median (95 % interval)."
     )
     return f"{table(columns, rows)}\n\n{caption} [By task](docs/explanation/spec-bench.md)."
 

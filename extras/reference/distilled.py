@@ -150,7 +150,8 @@ class DistilledLoss(nn.Module):
     def read(self, batch: NoisyImages) -> Tensor:
         """Return logits [B, N - begin, V] of the cells whose noise is read."""
         decoder: Any = self.transformer.model
-        vectors, begin = caption_vectors(decoder, self.text_encoder, batch), int(batch.begin)  # type: ignore[arg-type]
+        vectors = caption_vectors(decoder, self.text_encoder, batch)  # type: ignore[arg-type]  # its captions
+        begin = int(batch.begin)
         queries = decoder.embed_noise(batch.noise[:, begin:])
         read = torch.cat([vectors, decoder.embed_tokens(batch.tokens[:, :begin]), queries], 1)
         places = torch.arange(read.shape[1], device=read.device).expand(len(read), -1)

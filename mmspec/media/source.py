@@ -20,6 +20,8 @@ from mmspec.media.limits import Described, MediaLimits
 __all__ = ["file_format", "read_source"]
 
 _URL = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+://")  # two letters at least, since C:// is a drive
+OpenFile = io.BytesIO | io.BufferedReader | io.BufferedRandom  # as `open(path, "rb")` and "r+b" return
+
 _ACCEPTED = "must be a path, bytes, an open binary file, base64, a data: URL or an https:// URL"
 _ARRAYS = {
     "image": "a PIL image, array or tensor",
@@ -99,7 +101,7 @@ def read_source(source: object, *, argument: str, limits: MediaLimits, max_bytes
     is_base64 = False
     if isinstance(source, Mapping):
         source, is_base64 = _entry(source, argument)
-    if isinstance(source, io.BytesIO | io.BufferedReader):
+    if isinstance(source, OpenFile):
         source = _content(source, argument, most)
     if isinstance(source, str) and source[:5].lower() == "data:":
         data = _read_data_url(source, argument, kind, most, size_rule)
@@ -141,7 +143,7 @@ def _entry(source: Mapping[Any, Any], argument: str) -> tuple[object, bool]:
     ) else value, True  # the type that b64encode returns
 
 
-def _content(file: io.BytesIO | io.BufferedReader, argument: str, most: int) -> memoryview | bytes:
+def _content(file: OpenFile, argument: str, most: int) -> memoryview | bytes:
     """Return the whole content of an open file, or one byte more than allowed, and keep its position."""
     try:
         if isinstance(file, io.BytesIO):

@@ -98,9 +98,10 @@ def test_a_file_by_its_path_whatever_its_extension(tmp_path: Path) -> None:
     assert np.abs(load_audio(path) - TONE).max() <= STEP
 
 
-def test_an_open_file_is_read_from_its_start_and_keeps_its_position(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["rb", "r+b"])
+def test_an_open_file_is_read_from_its_start_and_keeps_its_position(mode: str, tmp_path: Path) -> None:
     (tmp_path / "speech.wav").write_bytes(WAV)
-    with open(tmp_path / "speech.wav", "rb") as file:
+    with open(tmp_path / "speech.wav", mode) as file:
         file.seek(7)
         assert np.abs(load_audio(file) - TONE).max() <= STEP
         assert file.tell() == 7

@@ -60,7 +60,7 @@ class Spectra(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the autoregressive decoder attends to.
+    """States that the autoregressive decoder attends to.
 
     Attributes:
         states: [B, S, d] of the spectrum, then of the parallel decoder if it is read.

@@ -49,7 +49,7 @@ def quantise_bands(
 
 
 class BandVQModel(ScaleVQModel):
-    """Image tokenizer of bands of frequency; arguments as of `ScaleVQModel`."""
+    """Image tokenizer that quantises bands of frequency. It takes the arguments of `ScaleVQModel`."""
 
     def encode(self, pixels: Tensor, sides: Sequence[int]) -> Tensor:
         """Encode images [B, 3, H, W] in [-1, 1] to codes [B, N], the lowest band first."""
