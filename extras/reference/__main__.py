@@ -252,5 +252,30 @@ def score(
     print_result({"model": model, **scores}, table, as_json)
 
 
+@evaluate_app.command("bands")
+def score_tokenizer(
+    folder: Annotated[Path, typer.Argument(help="Folder that `train bands` wrote.")],
+    start: BegunWith = LLAMAGEN,
+    scenes: Annotated[int, typer.Option(min=3, help="Held-out scenes.")] = 96,
+    seed: Seed = 20_000,
+    as_json: AsJson = False,
+) -> None:
+    """Score an image tokenizer of frequency bands, beside that of a LlamaGen.
+
+    Example:
+        python -m extras.reference evaluate bands my-nfig/vq
+    """
+    from extras.reference.bands import score_bands
+    from mmspec.evaluation.quality.intervals import jsonable
+    from mmspec.evaluation.tables import figures
+
+    scores = score_bands(folder, start, scenes, seed)
+    columns = ("decoded", "squared error", "facts")
+    rows = [(name, *map(str, found)) for name, found in scores.items()]
+    table = figures(columns, rows, title=f"{scenes} scenes from seed {seed}")
+    measured = {name: jsonable(dict(zip(columns[1:], found, strict=True))) for name, found in scores.items()}
+    print_result({"folder": str(folder), **measured}, table, as_json)
+
+
 if __name__ == "__main__":
     run(app)

@@ -13,18 +13,23 @@ from diffusers.models.autoencoders.vq_model import VQModel
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mmspec.evaluation.quality.attributes import AttributeJudge
+from mmspec.evaluation.quality.intervals import Estimate, as_share, jackknife
 from mmspec.families.image_parts import VQ
 from mmspec.families.var.tokenizer import shrunk
+from mmspec.models.autoencoders import decode_tokens, encode_image
+from mmspec.scenes import IMAGE_TOKENS, caption, sample_scene
 from mmspec.scenes.reader import AttributeReader, load_reader
+from mmspec.training.data.scenes import image_pixels
 from mmspec.training.run import RunOptions, Training, flush_subnormals
 from mmspec_extras.families.nfig.modeling import NFIGConfig
 from mmspec_extras.families.nfig.tokenizer import BandVQModel, band_edges, low_pass, quantise_bands
 from reference.image import READER
-from reference.image_data import PixelBatch, pixel_batch
+from reference.image_data import IMAGE_SIZE, PixelBatch, pixel_batch
 from reference.trainer import finish
 from reference.vq import COMMITMENT, OBJECT_WEIGHT, ImageError, save_pixels, train_pixels
 
-__all__ = ["BandReconstruction", "begin_bands", "train_bands"]
+__all__ = ["BandReconstruction", "begin_bands", "score_bands", "train_bands"]
 
 PROGRAM = "python -m extras.reference"
 STAGE = 25  # of the seeds of the scenes
@@ -124,3 +129,53 @@ def train_bands(out: str | Path, *, start: str | Path, **how: Unpack[RunOptions]
 
     options = {"from": start, **training.length}
     return finish(training, out, save, command="bands", options=options, model=vq, program=PROGRAM)
+
+
+@torch.inference_mode()
+def score_bands(
+    folder: str | Path,
+    start: str | Path,
+    scenes: int = 96,
+    seed: int = 20_000,
+    kept: Sequence[int] = (6, 8, 10),
+) -> dict[str, list[Estimate]]:
+    """Score an image tokenizer of bands on held-out scenes, beside that of a LlamaGen.
+
+    Args:
+        folder: the tokenizer.
+        start: a LlamaGen, with an image tokenizer of cells and a reader of images.
+        scenes: number of scenes.
+        seed: seed of the first scene.
+        kept: numbers of bands that are decoded, without those above.
+
+    Returns:
+        For each way to decode: squared error of pixels in [-1, 1], and share of right facts of a caption.
+    """
+    sides, start = tuple(NFIGConfig().patch_nums), Path(start)
+    shown = [sample_scene(seed + index, profile=IMAGE_TOKENS) for index in range(scenes)]
+    pixels, texts = image_pixels(shown, IMAGE_SIZE), list(map(caption, shown))
+    judge = AttributeJudge.of_model(start)
+    cells = VQModel.from_pretrained(start / VQ, torch_dtype=torch.float32)
+    bands: Any = BandVQModel.from_pretrained(folder, torch_dtype=torch.float32)
+    codes = bands.encode(pixels, sides)
+    decoded = {}
+    for count in kept:
+        tokens = sum(side**2 for side in sides[:count])
+        lower = codes.index_fill(1, torch.arange(tokens, codes.shape[1]), -1)
+        decoded[f"{count} bands, {tokens} tokens"] = bands.decode(bands.quantize.features(lower, sides))
+    decoded["cells"] = decode_tokens(cells, encode_image(cells, pixels))
+    decoded["no quantisation"] = bands.decode(bands.quant_conv(bands.encoder(pixels)))
+
+    def scored(images: Tensor) -> list[Estimate]:
+        errors = (images.clamp(-1, 1) - pixels).square().mean((1, 2, 3))
+        facts = judge.facts((images / 2 + 0.5).clamp(0, 1), texts)
+        right = torch.tensor([[sum(seen for _, seen in row), len(row)] for row in facts])
+
+        def statistics(rows: Tensor) -> list[float]:
+            seen, stated = right[rows].sum(0).tolist()
+            return [float(errors[rows].mean()), seen / stated]
+
+        error, share = jackknife(statistics, scenes)
+        return [error, as_share(share, scenes)]
+
+    return {name: scored(images) for name, images in decoded.items()}

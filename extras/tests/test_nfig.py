@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from extras.reference.bands import train_bands
+from extras.reference.bands import score_bands, train_bands
 from mmspec.errors import InputError
 from mmspec.families.var.tokenizer import ScaleQuantizer
 from mmspec.pipelines import MMSpecPipeline
+from mmspec.scenes import IMAGE_TOKENS, sample_scene
+from mmspec.training.data.scenes import image_pixels
 from mmspec_extras.families.nfig.modeling import NFIGConfig, NFIGForCausalLM
 from mmspec_extras.families.nfig.tokenizer import BandVQModel, band_edges, low_pass, quantise_bands
 from reference.image_data import pixel_batch
@@ -92,3 +94,14 @@ def test_a_trained_tokenizer_encodes_images_and_decodes_what_an_nfig_draws(
         made = nfig.target.decode_output(codes, nfig.target.grid)
         assert codes.shape == (2, 680)
         torch.testing.assert_close(made, nfig.vq.decode(total), atol=1e-4, rtol=1e-4)
+        scenes = [sample_scene(20_000 + index, profile=IMAGE_TOKENS) for index in range(4)]
+        pixels = image_pixels(scenes, 64)
+        due = nfig.vq.decode(
+            quantise_bands(nfig.vq.quantize, nfig.vq.quant_conv(nfig.vq.encoder(pixels)), sides)[1]
+        )
+    assets = Path(__file__).parents[2] / "assets" / "scenes-llamagen"
+    scores = score_bands(own, assets, scenes=4, kept=(1, 10))
+    errors = {name: error.value for name, (error, _) in scores.items()}
+    error = float((due.clamp(-1, 1) - pixels).square().mean())
+    assert errors["10 bands, 680 tokens"] == pytest.approx(error, rel=1e-3)
+    assert errors["1 bands, 1 tokens"] > 1.05 * error and errors["cells"] < 0.01
