@@ -335,9 +335,7 @@ def real_summary() -> str:
     tables = {
         "Speed-up": summary_table(),
         "Full drafts: tokens per forward pass (95 %)": both_temperatures(greedy, sampled),
-        "About images (scenes-smol): tokens per forward pass (95 %)": both_temperatures(
-            "scenes-smol-cpu", "scenes-smol-sampled-cpu", timed=True
-        ),
+        "About images (scenes-smol): greedy, trees of a search": counts_table("scenes-smol-cpu"),
     }
     return titled(tables)
 
@@ -365,22 +363,22 @@ def speech_table(name: str) -> str:
     return table(columns, rows)
 
 
-def both_temperatures(greedy: str, sampled: str, timed: bool = False) -> str:
-    """Return the tokens per forward pass of a greedy record and of a sampled one, over all tasks.
-
-    With `timed`, a column has the speed-up of the greedy record.
-    """
+def both_temperatures(greedy: str, sampled: str) -> str:
+    """Return the tokens per forward pass of a greedy record and of a sampled one, over all tasks."""
     found = [{row["accelerator"]: row for row in overall(name)} for name in (greedy, sampled)]
     labels = labelled(list(found[0]))
     rows = [
-        (
-            labels[one],
-            *(with_interval(run[one]) if one in run else "-" for run in found),
-            *([ratio(row) if "over_plain" in row else "-"] if timed else []),
-        )
-        for one, row in found[0].items()
+        (labels[one], *(with_interval(run[one]) if one in run else "-" for run in found)) for one in found[0]
     ]
-    return table(("accelerator", "greedy", "temperature 1", *["speed-up, greedy"] * timed), rows)
+    return table(("accelerator", "greedy", "temperature 1"), rows)
+
+
+def counts_table(name: str) -> str:
+    """Return the identical replies and the tokens per forward pass of a record, over all tasks."""
+    found = overall(name)
+    labels = labelled([row["accelerator"] for row in found])
+    rows = [(labels[row["accelerator"]], f"{row['identical']:.0%}", with_interval(row)) for row in found]
+    return table(("accelerator", "identical", "tokens per forward pass (95 %)"), rows)
 
 
 def overall(name: str) -> list[dict[str, Any]]:
